@@ -1,0 +1,438 @@
+"""An HRKV frame to the parts of a tensor (section 4), by the stages of section 3.
+
+The mirror of `frame_writer`. Everything is looked at in a private copy: header, small sections and tables are copied
+before they are hashed and read, since shared memory can change between a check and its use. The pool is not touched
+but to verify it, and is viewed where it lies raw.
+
+`fetch(offset, length)` gives bytes of the frame, counted from its first: a slice of memory, or a read from elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from hurray_wire.arrays import Bytes, as_bytes
+from hurray_wire.assembly import Parts, of_buffers
+from hurray_wire.compression import decompress_chunk, default_threads, run_chunks
+from hurray_wire.descriptor import TensorDescriptor, decode_descriptor, in_descriptor
+from hurray_wire.errors import (
+    ChecksumError,
+    Code,
+    FrameError,
+    InvalidDescriptorError,
+    TruncatedError,
+    UnsupportedError,
+)
+from hurray_wire.memory import allocated, placed
+from hurray_wire.metadata import decode_metadata, validate_metadata
+from hurray_wire.options import DecodeOptions, Limits, check_expected
+from hurray_wire.sections import (
+    BUFFERS,
+    Cover,
+    Entries,
+    SectionTable,
+    check_frame_length,
+    covered,
+    entry_offset,
+    header_length,
+    read_table,
+)
+from hurray_wire.structs.frame import CHECKSUM_PLAN, PROLOGUE_PLAN
+from hurray_wire.tags import MIN_ALIGNMENT, Codec, FrameFlag, SectionFlag, SectionKind
+
+Fetch = Callable[[int, int], Bytes]
+
+_CHECKSUM = int(SectionFlag.CHECKSUM)
+_LAST = int(FrameFlag.LAST)
+_RAW = int(Codec.RAW)
+_DESCRIPTOR, _SEQ_LENS, _METADATA = int(SectionKind.DESCRIPTOR), int(SectionKind.SEQ_LENS), int(SectionKind.METADATA)
+_TABLES = (int(SectionKind.BLOCK_TABLE), int(SectionKind.SEQ_PTR))
+_PAYLOAD = (int(SectionKind.PAGE_POOL), int(SectionKind.SCALES), int(SectionKind.ZERO_POINTS))
+_MOST_BYTES = 1 << 62
+"""No frame is so long: below it sums of offsets stay within 64 bits."""
+
+
+class Head(NamedTuple):
+    """A frame's own tables, checked: prologue, section table, checksums, and where the frame begins."""
+
+    prologue: Any
+    table: SectionTable
+    checksums: npt.NDArray[np.uint64]
+    base: int
+
+    @property
+    def last(self) -> bool:
+        """No frame of its stream follows."""
+        return bool(self.prologue.flags & _LAST)
+
+    @property
+    def closing(self) -> bool:
+        """Ends a stream and holds no tensor."""
+        return bool(self.prologue.section_count == 0)
+
+
+class Described(NamedTuple):
+    """A frame after its first six stages: all that is known before the payload is touched."""
+
+    head: Head
+    descriptor: TensorDescriptor
+    metadata: dict[str, Any] | None
+    cover: Cover
+
+
+# Stages 2 and 3.
+
+
+def read_prologue(prefix: bytes, base: int, limits: Limits) -> Any:
+    """Stage 2: the outer lengths, from the frame's first bytes.
+
+    Raises:
+        TruncatedError: fewer than 40 bytes.
+        LimitError: `sections`, `frame_bytes`.
+        FrameError: `header_length`, `frame_length`, `last`.
+    """
+    if len(prefix) < PROLOGUE_PLAN.size:
+        raise truncated(PROLOGUE_PLAN.size, len(prefix), base, "frame_length")
+    prologue = PROLOGUE_PLAN.unpack(prefix)
+    count, length = prologue.section_count, prologue.frame_length
+    limits.check("sections", count, "section_count", base + PROLOGUE_PLAN.offset_of("section_count"))
+    limits.check("frame_bytes", length, "frame_length", base + PROLOGUE_PLAN.offset_of("frame_length"))
+    if prologue.header_length != header_length(count):
+        message = f"is {prologue.header_length}, must be {header_length(count)} for {count} sections"
+        raise _prologue_error("header_length", Code.HEADER_LENGTH, message, base)
+    if count == 1 or (count == 0 and not prologue.flags & _LAST):
+        message = f"is {count}, must be at least 2 (descriptor and seq_ptr), or 0 in a closing frame"
+        raise _prologue_error("section_count", Code.HEADER_LENGTH, message, base)
+    if not prologue.header_length <= length < _MOST_BYTES or length % MIN_ALIGNMENT:
+        message = f"is {length}, must be a multiple of {MIN_ALIGNMENT} that holds {prologue.header_length} bytes"
+        raise _prologue_error("frame_length", Code.FRAME_LENGTH, message, base)
+    return prologue
+
+
+def truncated(needed: int, available: int, base: int, where: str) -> TruncatedError:
+    """An item that ends early; counts are from its first byte."""
+    return TruncatedError(needed=needed, available=available, where=where, offset=base + available)
+
+
+def _prologue_error(field: str, code: Code, message: str, base: int) -> FrameError:
+    return FrameError(message, code=code, where=field, offset=base + PROLOGUE_PLAN.offset_of(field))
+
+
+def read_head(header: bytes, prologue: Any, base: int) -> Head:
+    """Stage 3: header checksum, then the prologue's other fields and the section table in itself."""
+    body = len(header) - CHECKSUM_PLAN.size
+    stated = CHECKSUM_PLAN.unpack(header, body).header_checksum
+    found = xxhash.xxh3_64_intdigest(memoryview(header)[:body])
+    if found != stated:
+        raise ChecksumError(
+            _differ(found, stated), code=Code.HEADER_CHECKSUM, where="header_checksum", offset=base + body
+        )
+    _check_prologue(prologue, base)
+    table, checksums = read_table(header, prologue.frame_length, base)
+    return Head(prologue, table, checksums, base)
+
+
+def _differ(found: int, stated: int) -> str:
+    return f"bytes have {found:#018x}, the frame states {stated:#018x}"
+
+
+def _check_prologue(prologue: Any, base: int) -> None:
+    if prologue.flags & ~_LAST:
+        message = f"are {prologue.flags:#06x}, bits 1 to 15 must be 0"
+        raise _prologue_error("flags", Code.SECTION_FLAGS, message, base)
+    if prologue.reserved:
+        message = f"is {prologue.reserved:#06x}, must be 0"
+        raise _prologue_error("reserved", Code.SECTION_FLAGS, message, base)
+    if prologue.section_count == 0:
+        check_frame_length(prologue.frame_length, prologue.header_length, MIN_ALIGNMENT, base)
+
+
+# Stages 4 to 7.
+
+
+def describe(head: Head, fetch: Fetch, options: DecodeOptions, *, tables: bool = True) -> tuple[Described, Small]:
+    """Stages 4 to 7: small sections verified and read, the table held to the descriptor, `expect` asked.
+
+    Args:
+        tables: whether block_table and seq_ptr are there to be verified (not in a header alone).
+    """
+    _check_limits(head, options.limits)
+    small = _read_small(head, fetch, tables)
+    offset = head.base + int(head.table.rows(_DESCRIPTOR)[0]["offset"])
+    descriptor = _descriptor(small.descriptor, offset, options)
+    sizes = tuple(handle.byte_size for handle in descriptor.buffers)
+    alignments = tuple(handle.alignment for handle in descriptor.buffers)
+    cover = covered(head.table, sizes, alignments, page_bytes_of(descriptor), head.base)
+    check_frame_length(head.prologue.frame_length, cover.end, cover.alignment, head.base)
+    options.limits.check("decoded_bytes", sum(sizes), "buffers", offset)
+    metadata = _metadata(head, small, descriptor)
+    check_expected(descriptor, metadata, options.expect)
+    return Described(head, descriptor, metadata, cover), small
+
+
+class Small(NamedTuple):
+    """The bytes of the sections that are always copied and verified."""
+
+    descriptor: bytes
+    seq_lens: bytes | None
+    metadata: bytes | None
+    tables: tuple[bytes, bytes]
+    """block_table and seq_ptr as stored, every chunk behind the other."""
+
+
+def _check_limits(head: Head, limits: Limits) -> None:
+    for kind, name in ((_DESCRIPTOR, "descriptor_bytes"), (_METADATA, "metadata_bytes")):
+        rows = head.table.kinds.get(kind)
+        if rows is not None:
+            entry = head.table.entries[rows.start]
+            offset = entry_offset(rows.start, "raw_length", head.base)
+            limits.check(name, int(entry["raw_length"]), f"sections[{rows.start}].raw_length", offset)
+
+
+def _read_small(head: Head, fetch: Fetch, tables: bool) -> Small:
+    found = {kind: _verified(head, kind, fetch) for kind in (_DESCRIPTOR, _SEQ_LENS, _METADATA)}
+    descriptor = found[_DESCRIPTOR]
+    assert descriptor is not None  # stage 3 has seen it
+    both = [_verified(head, kind, fetch) or b"" for kind in _TABLES] if tables else [b"", b""]
+    return Small(descriptor, found[_SEQ_LENS], found[_METADATA], (both[0], both[1]))
+
+
+def _verified(head: Head, kind: int, fetch: Fetch) -> bytes | None:
+    """A private copy of all bytes stored under a kind, verified; None where it does not stand."""
+    rows = head.table.kinds.get(kind)
+    if rows is None:
+        return None
+    chunks = []
+    for index in range(rows.start, rows.stop):
+        entry = head.table.entries[index]
+        chunk = fetch(int(entry["offset"]), int(entry["stored_length"])).tobytes()
+        verify_section(head, index, chunk)
+        chunks.append(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def verify_section(head: Head, index: int, stored: Bytes | bytes) -> None:
+    """Hold a section's stored bytes to its checksum, where it has one."""
+    entry = head.table.entries[index]
+    if not int(entry["flags"]) & _CHECKSUM:
+        return
+    found, stated = xxhash.xxh3_64_intdigest(stored), int(head.checksums[index])
+    if found != stated:
+        kind = int(entry["kind"])
+        name = SectionKind(kind).name.lower() if kind in set(SectionKind) else f"kind {kind:#04x}"
+        offset = head.base + int(entry["offset"])
+        raise ChecksumError(f"{name}: {_differ(found, stated)}", where=f"sections[{index}]", offset=offset)
+
+
+def _descriptor(data: bytes, offset: int, options: DecodeOptions) -> TensorDescriptor:
+    descriptor = in_descriptor(data, offset)
+    if len(descriptor) != len(data):
+        message = f"is {len(descriptor)}, the section holds {len(data)} bytes"
+        raise InvalidDescriptorError(message, code=Code.DESCRIPTOR_LENGTH, where="descriptor_length", offset=offset + 6)
+    return decode_descriptor(data, base=offset, strict=options.strict)
+
+
+def page_bytes_of(descriptor: TensorDescriptor) -> int:
+    """Bytes of a page, 0 where a page ends inside a byte."""
+    elements = descriptor.layout.page_size * descriptor.shape[1] * descriptor.shape[2]
+    bits = elements * descriptor.bit_width
+    return 0 if bits % 8 else bits // 8
+
+
+def _metadata(head: Head, small: Small, descriptor: TensorDescriptor) -> dict[str, Any] | None:
+    if small.metadata is None:
+        return None
+    offset = head.base + int(head.table.rows(_METADATA)[0]["offset"])
+    metadata = decode_metadata(small.metadata, offset)
+    validate_metadata(metadata, descriptor.layout.num_seqs, descriptor.shape[2], offset=offset)
+    return metadata or None
+
+
+# Stage 8.
+
+
+def check_payload(found: Described, fetch: Fetch, options: DecodeOptions, *, pool: bool = True) -> None:
+    """Stage 8: checksums of the payload (where `verify` asks), of sections that nobody knows, and padding.
+
+    Args:
+        pool: False leaves the page pool to whoever reads it chunk by chunk.
+    """
+    head = found.head
+    wanted = [kind for kind in _PAYLOAD if options.verify and (pool or kind != _PAYLOAD[0])]
+    unknown = [kind for kind in head.table.kinds if kind not in BUFFERS and kind > _METADATA]
+    indices = [i for kind in (*wanted, *unknown) for i in _range(head.table.kinds.get(kind))]
+    if indices:
+        entries = head.table.entries
+
+        def verify(index: int) -> None:
+            entry = entries[index]
+            verify_section(head, index, fetch(int(entry["offset"]), int(entry["stored_length"])))
+
+        total = int(entries["stored_length"][indices].sum())
+        run_chunks(verify, indices, threads=default_threads(total, options.threads))
+    for start, stop in (*found.cover.gaps, (found.cover.end, head.prologue.frame_length)):
+        check_padding(fetch(start, stop - start), head.base + start)
+
+
+def _range(rows: slice | None) -> range:
+    return range(0) if rows is None else range(rows.start, rows.stop)
+
+
+def check_padding(padding: Bytes, offset: int) -> None:
+    """Padding is zero."""
+    if padding.size and padding.any():
+        index = int((padding != 0).argmax())
+        message = f"is {int(padding[index]):#04x}, must be 0"
+        raise FrameError(message, code=Code.PADDING, where="padding", offset=offset + index)
+
+
+def decode_chunk(head: Head, index: int, stored: Bytes, out: Bytes) -> None:
+    """One section's stored bytes, verified already, decoded into `out` of its raw_length."""
+    entry = head.table.entries[index]
+    if int(entry["codec"]) == _RAW:
+        np.copyto(out, stored)
+        return
+    offset = head.base + int(entry["offset"])
+    width = int(entry["element_width"])
+    decompress_chunk(memoryview(stored), out.size, width, out, where=f"sections[{index}]", offset=offset)
+
+
+def read_buffer(found: Described, buffer: int, fetch: Fetch, options: DecodeOptions) -> Bytes:
+    """A payload buffer whole: viewed where it lies raw, else decoded chunk by chunk into its own memory."""
+    size = found.descriptor.buffers[buffer].byte_size
+    raw = found.cover.raw[buffer]
+    if raw is not None:
+        return placed(fetch(raw, size), found.descriptor, buffer, options)
+    if not size:
+        return placed(np.zeros(0, np.uint8), found.descriptor, buffer, options)
+    if options.copy is False:
+        refuse_copy(buffer)
+    out = allocated(size, options.alloc)
+    decode_rows(found, buffer, fetch, out, options)
+    return out
+
+
+def refuse_copy(buffer: int) -> None:
+    """A compressed buffer cannot be a view."""
+    message = "it is compressed, and copy=False"
+    raise UnsupportedError(message, code=Code.COPY_REQUIRED, where=f"buffers[{buffer}]")
+
+
+def decode_rows(found: Described, buffer: int, fetch: Fetch, out: Bytes, options: DecodeOptions) -> None:
+    """Every chunk of a buffer into its place."""
+    head = found.head
+    rows = _range(head.table.kinds.get(BUFFERS.start + buffer))
+
+    def decode(index: int) -> None:
+        entry: Entries = head.table.entries[index]
+        stored = fetch(int(entry["offset"]), int(entry["stored_length"]))
+        start = int(entry["raw_offset"])
+        decode_chunk(head, index, stored, out[start : start + int(entry["raw_length"])])
+
+    run_chunks(decode, rows, threads=default_threads(out.size, options.threads))
+
+
+def decoded_tables(found: Described, small: Small, options: DecodeOptions) -> tuple[bytes, bytes]:
+    """block_table and seq_ptr decoded: as they were stored, unless a writer compressed them."""
+    tables = []
+    for kind, stored in zip(_TABLES, small.tables, strict=True):
+        buffer = kind - BUFFERS.start
+        if found.cover.raw[buffer] is not None or not stored:
+            tables.append(stored)
+            continue
+        tables.append(_decoded_table(found, buffer, as_bytes(stored), options))
+    return tables[0], tables[1]
+
+
+def _decoded_table(found: Described, buffer: int, stored: Bytes, options: DecodeOptions) -> bytes:
+    head = found.head
+    out = np.empty(found.descriptor.buffers[buffer].byte_size, np.uint8)
+    at = 0
+    for index in _range(head.table.kinds.get(BUFFERS.start + buffer)):
+        entry = head.table.entries[index]
+        start, length = int(entry["raw_offset"]), int(entry["stored_length"])
+        decode_chunk(head, index, stored[at : at + length], out[start : start + int(entry["raw_length"])])
+        at += length
+    return out.tobytes()
+
+
+# Whole frames in memory.
+
+
+def read_frame_head(data: Bytes, offset: int, limits: Limits) -> Head:
+    """Stages 2 and 3 of the frame at `offset`, all of whose bytes must be there."""
+    prologue = read_prologue(data[offset : offset + PROLOGUE_PLAN.size].tobytes(), offset, limits)
+    available = data.size - offset
+    if available < prologue.frame_length:
+        raise truncated(prologue.frame_length, available, offset, "frame_length")
+    header = data[offset : offset + prologue.header_length].tobytes()
+    return read_head(header, prologue, offset)
+
+
+def read_frame(data: Bytes, offset: int, options: DecodeOptions, *, alone: bool) -> tuple[Parts, int]:
+    """One frame at `offset`, and where the next one begins; `alone`: nothing may follow it."""
+    head = read_frame_head(data, offset, options.limits)
+    return read_tensor(data, head, options, alone=alone), offset + head.prologue.frame_length
+
+
+def read_tensor(data: Bytes, head: Head, options: DecodeOptions, *, alone: bool = False) -> Parts:
+    """Stages 4 to 9 of a frame in memory."""
+    refuse_closing(head)
+    fetch = fetch_from(data, head.base)
+    found, small = describe(head, fetch, options)
+    end = head.base + head.prologue.frame_length
+    if alone and data.size > end:
+        message = f"{data.size - end} bytes follow the frame"
+        raise FrameError(message, code=Code.TRAILING_BYTES, where="trailing_bytes", offset=end)
+    check_payload(found, fetch, options)
+    return finish(found, small, fetch, options)
+
+
+def fetch_from(data: Bytes, base: int) -> Fetch:
+    """Bytes of the frame that begins at `base` of `data`."""
+
+    def fetch(start: int, length: int) -> Bytes:
+        return data[base + start : base + start + length]
+
+    return fetch
+
+
+def check_closing(data: Bytes, head: Head) -> None:
+    """The padding of a closing frame."""
+    start, end = head.prologue.header_length, head.prologue.frame_length
+    check_padding(data[head.base + start : head.base + end], head.base + start)
+
+
+def refuse_closing(head: Head) -> None:
+    """A closing frame has no tensor."""
+    if head.closing:
+        message = "a closing frame has no tensor"
+        raise _prologue_error("section_count", Code.LAST, message, head.base)
+
+
+def finish(found: Described, small: Small, fetch: Fetch, options: DecodeOptions) -> Parts:
+    """The end of stage 8 and stage 9: buffers in memory, tables checked."""
+    count = len(found.descriptor.buffers)
+    pool = read_buffer(found, 0, fetch, options)
+    scales = [read_buffer(found, i, fetch, options) for i in range(3, count)]
+    tables = decoded_tables(found, small, options)
+    return of_buffers(
+        found.descriptor,
+        pool,
+        tables,
+        scales,
+        small.seq_lens,
+        found.metadata,
+        strict=options.strict,
+        offsets=table_offsets(found),
+    )
+
+
+def table_offsets(found: Described) -> Sequence[int]:
+    """Where each buffer begins in the input, for errors; the frame itself where a buffer is compressed."""
+    return [found.head.base + (start or 0) for start in found.cover.raw]

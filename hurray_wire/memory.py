@@ -1,0 +1,70 @@
+"""Memory that decoding hands out: a read-only view of the input where it can be one, else aligned memory of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hurray_wire.arrays import Bytes, as_bytes, frozen
+from hurray_wire.descriptor import TensorDescriptor
+from hurray_wire.errors import Code, UnsupportedError
+from hurray_wire.options import Alloc, DecodeOptions
+from hurray_wire.quantization import PerBlockAffine, PerChannelAffine
+from hurray_wire.tags import MIN_ALIGNMENT
+
+
+def allocated(nbytes: int, alloc: Alloc | None) -> Bytes:
+    """Writable memory, 64-byte aligned, or what the caller's `alloc(nbytes, alignment)` gives.
+
+    Raises:
+        ValueError: the caller's buffer is read-only, too small or not aligned.
+    """
+    if alloc is not None:
+        return _callers(alloc(nbytes, MIN_ALIGNMENT), nbytes)
+    block = np.empty(nbytes + MIN_ALIGNMENT, np.uint8)
+    start = -block.ctypes.data % MIN_ALIGNMENT
+    return block[start : start + nbytes]
+
+
+def _callers(buffer: Any, nbytes: int) -> Bytes:
+    memory = as_bytes(buffer)
+    if memory.size < nbytes or not memory.flags.writeable or (nbytes and address(memory) % MIN_ALIGNMENT):
+        raise ValueError(
+            f"alloc must give {nbytes} writable bytes at a multiple of {MIN_ALIGNMENT}; it gave {memory.size} at "
+            f"{address(memory):#x}, {'writable' if memory.flags.writeable else 'read-only'}"
+        )
+    return memory[:nbytes]
+
+
+def address(memory: Bytes) -> int:
+    """Where the first byte lies."""
+    return int(memory.__array_interface__["data"][0])
+
+
+def element_alignment(descriptor: TensorDescriptor, buffer: int) -> int:
+    """The alignment that a view of this buffer's elements needs, in bytes."""
+    if buffer == 0:
+        numpy = descriptor.dtype.numpy
+        return 1 if descriptor.dtype.is_flat or numpy is None else numpy.alignment
+    scheme = descriptor.quantization
+    if buffer == 3 and isinstance(scheme, PerChannelAffine | PerBlockAffine) and scheme.scale_type.numpy is not None:
+        return scheme.scale_type.numpy.alignment
+    return 4 if buffer == 4 else 1
+
+
+def placed(data: Bytes, descriptor: TensorDescriptor, buffer: int, options: DecodeOptions) -> Bytes:
+    """A buffer's raw bytes as decoding hands them out: viewed read-only, or copied where `copy` or alignment asks.
+
+    Raises:
+        UnsupportedError: `copy_required`.
+    """
+    fits = not data.size or address(data) % element_alignment(descriptor, buffer) == 0
+    if options.copy or (not fits and options.copy is None):
+        own = allocated(data.size, options.alloc)
+        np.copyto(own, data)
+        return own
+    if not fits:
+        message = f"its elements need {element_alignment(descriptor, buffer)}-byte alignment, and copy=False"
+        raise UnsupportedError(message, code=Code.COPY_REQUIRED, where=f"buffers[{buffer}]")
+    return frozen(data[:])

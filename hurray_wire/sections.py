@@ -1,0 +1,428 @@
+"""The section table of an HRKV frame (section 4): where sections lie, and every rule that says so.
+
+`lay_out` gives a writer the offsets; `read_table` and `covered` hold a reader's table to the same rules, vectorised,
+naming the first entry that breaks one. A table is checked once for its content: layer after layer of a cache comes
+with the same one but for the checksums, which are no part of what is remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from hurray_wire.errors import Code, FrameError
+from hurray_wire.structs.frame import CHECKSUM_PLAN, PROLOGUE_PLAN, SECTION_PLAN
+from hurray_wire.tags import MAX_FRAME_ALIGNMENT, MIN_ALIGNMENT, Codec, Filter, SectionFlag, SectionKind
+
+SECTION_DTYPE = np.dtype([(name, f"<u{SECTION_PLAN.packed_size(name)}") for name in SECTION_PLAN.names], align=False)
+FIXED_BYTES = PROLOGUE_PLAN.size + CHECKSUM_PLAN.size
+MAX_SECTIONS = 65535
+SHUFFLE_WIDTHS = (2, 4, 8, 16)
+SMALL_ALIGNMENT = 8
+BUFFERS = range(SectionKind.PAGE_POOL, SectionKind.PAGE_POOL + 16)
+
+_CHECKSUM, _OPTIONAL = int(SectionFlag.CHECKSUM), int(SectionFlag.OPTIONAL)
+_DESCRIPTOR, _SEQ_LENS, _METADATA = int(SectionKind.DESCRIPTOR), int(SectionKind.SEQ_LENS), int(SectionKind.METADATA)
+_ALWAYS_CHECKED = (_DESCRIPTOR, _SEQ_LENS, _METADATA, int(SectionKind.BLOCK_TABLE), int(SectionKind.SEQ_PTR))
+
+Entries = npt.NDArray[Any]
+Mask = npt.NDArray[np.bool_]
+
+
+def align(offset: int, alignment: int) -> int:
+    """The smallest multiple of `alignment` that is at least `offset`."""
+    return -(-offset // alignment) * alignment
+
+
+def header_length(section_count: int) -> int:
+    """Bytes of prologue, table and checksum."""
+    return FIXED_BYTES + SECTION_PLAN.size * section_count
+
+
+def section_alignment(kind: int, raw: bool, first: bool, behind_raw: bool, alignments: Sequence[int]) -> int:
+    """What a payload's offset is a multiple of, from where it stands (section 4)."""
+    if kind in BUFFERS and first:
+        return min(alignments[kind - BUFFERS.start], MAX_FRAME_ALIGNMENT)
+    return 1 if raw and behind_raw else SMALL_ALIGNMENT
+
+
+def frame_alignment(sizes: Sequence[int], alignments: Sequence[int]) -> int:
+    """The largest of the non-empty buffers' alignments, 64 to 2 MiB."""
+    filled = [alignment for size, alignment in zip(sizes, alignments, strict=True) if size]
+    return min(max([MIN_ALIGNMENT, *filled]), MAX_FRAME_ALIGNMENT)
+
+
+class Planned(NamedTuple):
+    """A section of a writer before it has an offset."""
+
+    kind: int
+    codec: int
+    element_width: int
+    raw_offset: int
+    raw_length: int
+    stored_length: int
+
+
+def lay_out(planned: Sequence[Planned], alignments: Sequence[int]) -> tuple[list[int], int]:
+    """The offset of every section from the frame's first byte, and where the last one ends."""
+    offsets = []
+    end = header_length(len(planned))
+    before: Planned | None = None
+    for section in planned:
+        raw = section.codec == Codec.RAW
+        same = before is not None and before.kind == section.kind
+        behind_raw = same and before is not None and before.codec == Codec.RAW
+        start = align(end, section_alignment(section.kind, raw, not same, behind_raw, alignments))
+        offsets.append(start)
+        end = start + section.stored_length
+        before = section
+    return offsets, end
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SectionTable:
+    """A table that keeps the rules of stage 3; `entries` without their checksums."""
+
+    entries: Entries
+    kinds: dict[int, slice]
+    """The rows of each kind."""
+
+    def rows(self, kind: int) -> Entries:
+        """The entries of a kind, none where it does not stand."""
+        return self.entries[self.kinds.get(kind, slice(0, 0))]
+
+    def one(self, kind: int) -> tuple[int, int] | None:
+        """Offset and stored length of a kind that stands at most once."""
+        rows = self.kinds.get(kind)
+        if rows is None:
+            return None
+        entry = self.entries[rows.start]
+        return int(entry["offset"]), int(entry["stored_length"])
+
+
+_seen: dict[int, tuple[bytes, SectionTable]] = {}
+_SEEN_TABLES = 256
+
+
+def read_table(header: bytes, frame_length: int, base: int) -> tuple[SectionTable, npt.NDArray[np.uint64]]:
+    """Stage 3: the table in itself, and its column of checksums.
+
+    Args:
+        header: the frame's bytes up to and with the header checksum, which has been verified.
+        base: where the frame begins in the input, for errors.
+
+    Raises:
+        FrameError: the first entry that breaks a rule, with its field.
+    """
+    count = (len(header) - FIXED_BYTES) // SECTION_PLAN.size
+    words = np.frombuffer(header, "<u8", count * 6, PROLOGUE_PLAN.size).reshape(count, 6)
+    checksums = words[:, 5]
+    key = words[:, :5].tobytes() + frame_length.to_bytes(8, "little")
+    digest = xxhash.xxh3_64_intdigest(key)
+    seen = _seen.get(digest)
+    if seen is not None and seen[0] == key:  # a digest can be forged, the bytes cannot
+        table = seen[1]
+    else:
+        table = _checked(np.frombuffer(header, SECTION_DTYPE, count, PROLOGUE_PLAN.size), frame_length, base)
+        if len(_seen) >= _SEEN_TABLES:
+            _seen.clear()
+        _seen[digest] = (key, table)
+    _check_absent_checksums(table, checksums, base)
+    return table, checksums
+
+
+class _Rule(NamedTuple):
+    code: Code
+    field: str
+    broken: Callable[[Entries, int], Mask]
+    must: str
+
+
+def _known(e: Entries) -> Mask:
+    kind = e["kind"]
+    return ((kind >= _DESCRIPTOR) & (kind <= _METADATA)) | _buffer(kind)
+
+
+def _buffer(kind: npt.NDArray[np.uint8]) -> Mask:
+    return (kind >= BUFFERS.start) & (kind < BUFFERS.stop)
+
+
+def _flag(e: Entries, flag: int) -> Mask:
+    return (e["flags"] & np.uint16(flag)) != 0
+
+
+def _outside(e: Entries, frame_length: int) -> Mask:
+    end = np.uint64(frame_length)
+    too_long = e["stored_length"] > end
+    past = e["offset"] > end - np.where(too_long, np.uint64(0), e["stored_length"])
+    return too_long | past | (e["offset"] < np.uint64(header_length(len(e))))
+
+
+_RAW, _ZSTD, _SHUFFLE = int(Codec.RAW), int(Codec.ZSTD), int(Filter.SHUFFLE)
+
+_RULES = (
+    _Rule(Code.SECTION_KIND, "kind", lambda e, _: (e["kind"] == 0) | (e["kind"] == 0xFF), "not 0x00 or 0xff"),
+    _Rule(Code.SECTION_FLAGS, "flags", lambda e, _: e["flags"] > (_CHECKSUM | _OPTIONAL), "bits 2 to 15 zero"),
+    _Rule(Code.SECTION_FLAGS, "reserved", lambda e, _: e["reserved"] != 0, "0"),
+    _Rule(
+        Code.SECTION_KIND,
+        "kind",
+        lambda e, _: ~_known(e) & ~_flag(e, _OPTIONAL),
+        "known, or marked OPTIONAL",
+    ),
+    _Rule(
+        Code.SECTION_FLAGS,
+        "flags",
+        lambda e, _: _flag(e, _OPTIONAL) & (_known(e) | ~_flag(e, _CHECKSUM)),
+        "OPTIONAL only on kinds of a later version, and together with CHECKSUM",
+    ),
+    _Rule(
+        Code.SECTION_FLAGS,
+        "flags",
+        lambda e, _: np.isin(e["kind"], _ALWAYS_CHECKED) & ~_flag(e, _CHECKSUM),
+        "CHECKSUM on all but page_pool, scales and zero_points",
+    ),
+    _Rule(Code.SECTION_CODEC, "codec", lambda e, _: e["codec"] > _ZSTD, "0 raw or 1 zstd"),
+    _Rule(Code.SECTION_FILTER, "filter", lambda e, _: e["filter"] > _SHUFFLE, "0 none or 1 shuffle"),
+    _Rule(
+        Code.SECTION_FILTER,
+        "filter",
+        lambda e, _: (e["codec"] == _RAW) & (e["filter"] != 0),
+        "0 on a raw section",
+    ),
+    _Rule(
+        Code.SECTION_FILTER,
+        "element_width",
+        lambda e, _: np.where(
+            e["filter"] == _SHUFFLE, ~np.isin(e["element_width"], SHUFFLE_WIDTHS), e["element_width"] != 0
+        ),
+        "2, 4, 8 or 16 for the shuffle, else 0",
+    ),
+    _Rule(Code.SECTION_COVER, "raw_length", lambda e, _: e["raw_length"] == 0, "at least 1"),
+    _Rule(Code.SECTION_CODEC, "stored_length", lambda e, _: e["stored_length"] == 0, "at least 1"),
+    _Rule(
+        Code.SECTION_COVER,
+        "raw_length",
+        lambda e, _: e["raw_offset"] + e["raw_length"] < e["raw_offset"],
+        "within 64 bits behind raw_offset",
+    ),
+    _Rule(
+        Code.SECTION_CODEC,
+        "stored_length",
+        lambda e, _: (e["codec"] == _RAW) & (e["stored_length"] != e["raw_length"]),
+        "raw_length on a raw section",
+    ),
+    _Rule(
+        Code.SECTION_CODEC,
+        "stored_length",
+        lambda e, _: (e["codec"] == _ZSTD) & (e["stored_length"] >= e["raw_length"]),
+        "less than raw_length on a zstd section",
+    ),
+    _Rule(
+        Code.SECTION_FILTER,
+        "element_width",
+        lambda e, _: (e["filter"] == _SHUFFLE) & (e["raw_length"] % np.maximum(e["element_width"], 1) != 0),
+        "a divisor of raw_length",
+    ),
+    _Rule(
+        Code.SECTION_CODEC,
+        "codec",
+        lambda e, _: (e["kind"] <= _METADATA) & (e["codec"] != _RAW),
+        "raw on descriptor, seq_lens and metadata",
+    ),
+    _Rule(
+        Code.SECTION_COVER,
+        "raw_offset",
+        lambda e, _: (e["kind"] <= _METADATA) & (e["raw_offset"] != 0),
+        "0 on descriptor, seq_lens and metadata",
+    ),
+    _Rule(Code.SECTION_OFFSET, "offset", _outside, "between the header and the end of the frame"),
+)
+
+
+def _checked(entries: Entries, frame_length: int, base: int) -> SectionTable:
+    for rule in _RULES:
+        broken = rule.broken(entries, frame_length)
+        if broken.any():
+            raise entry_error(entries, int(broken.argmax()), rule.field, rule.code, rule.must, base)
+    _check_order(entries, base)
+    own = entries.copy()
+    own["checksum"] = 0
+    own.flags.writeable = False
+    kinds, firsts = np.unique(own["kind"], return_index=True)
+    stops = [*firsts[1:].tolist(), len(own)]
+    rows = {int(k): slice(int(a), b) for k, a, b in zip(kinds, firsts, stops, strict=True)}
+    if len(own) and _DESCRIPTOR not in rows:
+        message = "there is no descriptor section"
+        raise FrameError(message, code=Code.SECTION_KIND, where="sections[0].kind", offset=base + PROLOGUE_PLAN.size)
+    return SectionTable(own, rows)
+
+
+def _check_order(entries: Entries, base: int) -> None:
+    kind, start = entries["kind"], entries["raw_offset"]
+    falls = (kind[1:] < kind[:-1]) | ((kind[1:] == kind[:-1]) & (start[1:] <= start[:-1]))
+    falls |= (kind[1:] == kind[:-1]) & (kind[1:] <= _METADATA)
+    if falls.any():
+        index = int(falls.argmax()) + 1
+        field = "raw_offset" if kind[index] == kind[index - 1] else "kind"
+        must = "ordered by kind, then raw_offset; descriptor, seq_lens and metadata once"
+        raise entry_error(entries, index, field, Code.SECTION_ORDER, must, base)
+
+
+def entry_offset(index: int, field: str, base: int) -> int:
+    """Where a field of an entry stands in the input."""
+    fields = SECTION_DTYPE.fields
+    assert fields is not None
+    return base + PROLOGUE_PLAN.size + index * SECTION_PLAN.size + int(fields[field][1])
+
+
+def entry_error(entries: Entries, index: int, field: str, code: Code, must: str, base: int) -> FrameError:
+    """What is wrong with one field of one entry."""
+    message = (
+        f"is {int(entries[index][field]):#x} in a section of kind {int(entries[index]['kind']):#04x}, must be {must}"
+    )
+    return FrameError(message, code=code, where=f"sections[{index}].{field}", offset=entry_offset(index, field, base))
+
+
+def _check_absent_checksums(table: SectionTable, checksums: npt.NDArray[np.uint64], base: int) -> None:
+    stray = _absent(table)
+    if stray is None:
+        return
+    wrong = stray & (checksums != 0)
+    if wrong.any():
+        index = int(wrong.argmax())
+        message = f"is {int(checksums[index]):#018x}, must be 0 without CHECKSUM"
+        offset = entry_offset(index, "checksum", base)
+        raise FrameError(message, code=Code.SECTION_FLAGS, where=f"sections[{index}].checksum", offset=offset)
+
+
+@lru_cache(maxsize=_SEEN_TABLES)
+def _absent(table: SectionTable) -> Mask | None:
+    mask = ~_flag(table.entries, _CHECKSUM)
+    return mask if mask.any() else None
+
+
+# Stage 6: the table against the descriptor.
+
+
+class Cover(NamedTuple):
+    """A table that fits its descriptor: `raw[i]` is where buffer i begins when it is one raw run, else None."""
+
+    raw: tuple[int | None, ...]
+    gaps: tuple[tuple[int, int], ...]
+    """Where padding lies between sections: start and end, from the frame's first byte."""
+    alignment: int
+    end: int
+
+
+def covered(
+    table: SectionTable, sizes: tuple[int, ...], alignments: tuple[int, ...], page_bytes: int, base: int
+) -> Cover:
+    """Stage 6: each buffer covered without gap or overlap, the pool by whole pages, every offset the lawful one.
+
+    Args:
+        sizes, alignments: of the descriptor's buffers, in bytes.
+        page_bytes: bytes of one page, 0 where a page does not end with a byte.
+
+    Raises:
+        FrameError: `section_kind`, `section_cover`, `section_offset`.
+    """
+    try:
+        return _covered(table, sizes, alignments, page_bytes)
+    except FrameError:
+        return _covered.__wrapped__(table, sizes, alignments, page_bytes, base)
+
+
+@lru_cache(maxsize=_SEEN_TABLES)
+def _covered(
+    table: SectionTable, sizes: tuple[int, ...], alignments: tuple[int, ...], page_bytes: int, base: int = 0
+) -> Cover:
+    entries = table.entries
+    for kind in table.kinds:
+        if kind in BUFFERS and kind - BUFFERS.start >= len(sizes):
+            index = table.kinds[kind].start
+            raise entry_error(entries, index, "kind", Code.SECTION_KIND, f"a buffer of {len(sizes)}", base)
+    for buffer, size in enumerate(sizes):
+        _check_buffer(table, buffer, size, base)
+    _check_pages(table, sizes[0], page_bytes, base)
+    ends = _check_offsets(table, alignments, base)
+    starts = entries["offset"].tolist()
+    gaps = tuple((end, start) for end, start in zip(ends[:-1], starts, strict=True) if end < start)
+    raw = tuple(_raw_start(table, buffer) for buffer in range(len(sizes)))
+    return Cover(raw, gaps, frame_alignment(sizes, alignments), ends[-1])
+
+
+def _check_buffer(table: SectionTable, buffer: int, size: int, base: int) -> None:
+    kind = BUFFERS.start + buffer
+    rows = table.rows(kind)
+    if not len(rows):
+        if size:
+            message = f"buffer {buffer} of {size} bytes has no section"
+            raise FrameError(message, code=Code.SECTION_COVER, where=f"buffers[{buffer}]", offset=base)
+        return
+    first = table.kinds[kind].start
+    expected = np.concatenate((np.zeros(1, np.uint64), (rows["raw_offset"] + rows["raw_length"])[:-1]))
+    wrong = rows["raw_offset"] != expected
+    if wrong.any():
+        at = int(wrong.argmax())
+        must = f"{int(expected[at])}, where the chunk before it ends"
+        raise entry_error(table.entries, first + at, "raw_offset", Code.SECTION_COVER, must, base)
+    end = int(rows[-1]["raw_offset"]) + int(rows[-1]["raw_length"])
+    if end != size:
+        last = first + len(rows) - 1
+        must = f"{size - int(rows[-1]['raw_offset'])}, so that buffer {buffer} has its {size} bytes"
+        raise entry_error(table.entries, last, "raw_length", Code.SECTION_COVER, must, base)
+
+
+def _check_pages(table: SectionTable, size: int, page_bytes: int, base: int) -> None:
+    rows = table.rows(SectionKind.PAGE_POOL)
+    if len(rows) < 2:
+        return
+    wrong = rows["raw_length"] % np.uint64(page_bytes) != 0 if page_bytes else np.ones(len(rows), bool)
+    if wrong.any():
+        index = table.kinds[int(SectionKind.PAGE_POOL)].start + int(wrong.argmax())
+        must = f"whole pages of {page_bytes} bytes" if page_bytes else f"all {size} bytes: pages end inside bytes"
+        raise entry_error(table.entries, index, "raw_length", Code.SECTION_COVER, must, base)
+
+
+def _check_offsets(table: SectionTable, alignments: Sequence[int], base: int) -> list[int]:
+    """Every payload at the smallest lawful offset; gives the end of the header and of each section."""
+    entries = table.entries
+    kind, raw = entries["kind"], entries["codec"] == _RAW
+    ends = np.concatenate(([np.uint64(header_length(len(entries)))], entries["offset"] + entries["stored_length"]))
+    need = np.full(len(entries), SMALL_ALIGNMENT, np.uint64)
+    need[1:][(kind[1:] == kind[:-1]) & raw[1:] & raw[:-1] & _buffer(kind[1:])] = 1
+    for buffer, alignment in enumerate(alignments):
+        rows = table.kinds.get(BUFFERS.start + buffer)
+        if rows is not None:
+            need[rows.start] = min(alignment, MAX_FRAME_ALIGNMENT)
+    expected = (ends[:-1] + need - np.uint64(1)) // need * need
+    wrong = entries["offset"] != expected
+    if wrong.any():
+        index = int(wrong.argmax())
+        raise entry_error(entries, index, "offset", Code.SECTION_OFFSET, f"{int(expected[index]):#x}", base)
+    return [int(end) for end in ends.tolist()]
+
+
+def _raw_start(table: SectionTable, buffer: int) -> int | None:
+    rows = table.rows(BUFFERS.start + buffer)
+    return int(rows[0]["offset"]) if len(rows) and (rows["codec"] == _RAW).all() else None
+
+
+def check_frame_length(frame_length: int, end: int, alignment: int, base: int) -> None:
+    """The smallest multiple of the frame's alignment behind the last section, or of a greater one up to 2 MiB."""
+    lawful = alignment
+    while lawful <= MAX_FRAME_ALIGNMENT:
+        if frame_length == align(end, lawful):
+            return
+        lawful *= 2
+    message = f"is {frame_length}, must be {align(end, alignment)}, or padded to a greater power of two up to 2 MiB"
+    raise FrameError(
+        message, code=Code.FRAME_LENGTH, where="frame_length", offset=base + PROLOGUE_PLAN.offset_of("frame_length")
+    )

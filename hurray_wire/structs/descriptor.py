@@ -1,0 +1,277 @@
+"""The Hurray descriptor (section 1), every table of it, byte for byte: the only place that describes them.
+
+Magic, reserved bytes and padding are plain bytes here, so that a damaged descriptor still parses and can be shown;
+that they hold what they must is said by `rules`, once, for readers and writers alike.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from construct import (
+    Array,
+    Bytes,
+    Container,
+    Float32l,
+    Float64l,
+    If,
+    Int8ul,
+    Int16ul,
+    Int32sl,
+    Int32ul,
+    Int64ul,
+    Pass,
+    Struct,
+    Switch,
+    this,
+)
+
+from hurray_wire import tags
+from hurray_wire.structs.fused import Groups, Named, Plan, Record, Span
+
+BLOCK_PAGED = Struct(
+    "page_size" / Int32ul * "tokens per page",
+    "num_pages" / Int64ul * "pages in the pool",
+    "paged_axis" / Int32ul * "axis 0 is the paged one",
+    "num_seqs" / Int32ul * "sequences in the batch",
+    "kv_role" / Named(Int8ul, tags.KvRole),
+    "layer_index" / Named(Int32ul, tags.LayerIndex) * "layer, or none",
+    "block_table_index_type" / Named(Int8ul, tags.IndexType) * "type of block_table and seq_ptr",
+    "reserved" / Bytes(6) * "zero",
+)
+
+HEAD = Struct(
+    "magic" / Bytes(4) * "HRRY",
+    "version_major" / Int8ul,
+    "version_minor" / Int8ul,
+    "descriptor_length" / Int32ul * "bytes, this header included",
+    "flags" / Named(Int32ul, tags.Flag),
+    "type_tag" / Named(Int8ul, tags.TypeTag),
+    "layout_tag" / Named(Int8ul, tags.LayoutTag),
+    "rank" / Int32ul,
+)
+
+GEOMETRY = Struct(
+    "shape" / Array(this.rank, Int64ul) * "total_tokens, num_heads, head_dim",
+    "byte_offset" / Int64ul * "zero",
+)
+
+HANDLE = Struct(
+    "byte_size" / Int64ul * "bytes",
+    "alignment" / Int32ul * "bytes",
+    "device_tag" / Named(Int8ul, tags.DeviceTag),
+    "sync_mode" / Named(Int8ul, tags.SyncMode),
+    "memory_class" / Named(Int8ul, tags.MemoryClass),
+    "reserved" / Int8ul * "zero",
+)
+
+SCHEME_HEAD = Struct(
+    "scheme_tag" / Named(Int8ul, tags.SchemeTag),
+    "scheme_version" / Int8ul,
+    "flags" / Named(Int16ul, tags.SchemeFlag),
+)
+PER_TENSOR = Struct("scale" / Float32l, "zero_point" / Int32sl, "reserved" / Bytes(4) * "zero")
+PER_CHANNEL = Struct(
+    "axis" / Int32ul * "1 num_heads, 2 head_dim",
+    "scale_buffer_index" / Int32ul,
+    "zero_point_buffer_index" / Int32ul * "FFFFFFFF when symmetric",
+    "scale_type" / Named(Int8ul, tags.ScaleType),
+    "reserved" / Bytes(3) * "zero",
+)
+PER_BLOCK = Struct(
+    "axis" / Int32ul * "zero",
+    "block_size" / Int32ul * "page_size",
+    "scale_buffer_index" / Int32ul,
+    "zero_point_buffer_index" / Int32ul * "FFFFFFFF when symmetric",
+    "scale_type" / Named(Int8ul, tags.ScaleType),
+    "reserved" / Bytes(3) * "zero",
+)
+FLOAT_BLOCK = Struct("axis" / Int32ul, "block_size" / Int32ul, "scale_buffer_index" / Int32ul)
+
+PARAMETERS = {
+    tags.SchemeTag.PER_TENSOR: PER_TENSOR,
+    tags.SchemeTag.PER_CHANNEL: PER_CHANNEL,
+    tags.SchemeTag.PER_BLOCK: PER_BLOCK,
+    tags.SchemeTag.NF4: FLOAT_BLOCK,
+    tags.SchemeTag.MXFP: FLOAT_BLOCK,
+}
+SCHEME_HEAD_BYTES: int = SCHEME_HEAD.sizeof()
+SCHEME_BYTES = {int(tag): SCHEME_HEAD_BYTES + table.sizeof() for tag, table in PARAMETERS.items()}
+
+
+def _padding(context: Any) -> int:
+    """Bytes of `length` behind the scheme that it announces."""
+    return int(context.length) - SCHEME_BYTES.get(context.scheme_tag, SCHEME_HEAD_BYTES)
+
+
+QUANTIZATION = Struct(
+    "length" / Int32ul * "bytes of the scheme and its padding",
+    *SCHEME_HEAD.subcons,
+    "_parameters" / Switch(this.scheme_tag, PARAMETERS, default=Pass),
+    "padding" / Bytes(_padding) * "ignored, relayed",
+)
+
+SHARD = Struct("payload" / Bytes(48) * "forbidden on block-paged")
+
+STATISTICS = Struct(
+    "mask" / Named(Int32ul, tags.StatisticsMask),
+    "reserved" / Int32ul * "zero",
+    "nnz" / Int64ul,
+    "sparsity_ratio" / Float64l,
+    "value_min" / Float64l,
+    "value_max" / Float64l,
+    "value_abs_max" / Float64l,
+    "value_mean" / Float64l,
+    "value_stddev" / Float64l,
+    "nm_n" / Int8ul,
+    "nm_m" / Int8ul,
+    "has_nan" / Int8ul,
+    "has_inf" / Int8ul,
+    "reserved_tail" / Bytes(4) * "zero",
+)
+
+EXTENSION_TYPE = Struct(
+    "bit_width" / Int32ul * "bits per element",
+    "packing" / Int8ul * "elements per byte, 1 for whole bytes",
+    "is_float" / Int8ul,
+    "is_signed" / Int8ul,
+    "sign_bits" / Int8ul,
+    "exponent_bits" / Int8ul,
+    "mantissa_bits" / Int8ul,
+    "reserved" / Bytes(2) * "zero",
+    "exponent_bias" / Int32ul,
+    "has_nan" / Int8ul,
+    "has_inf" / Int8ul,
+    "reserved_tail" / Bytes(2) * "zero",
+)
+
+COMPOSITE = Struct("role" / Named(Int8ul, tags.CompositeRole), "reserved" / Bytes(15) * "zero")
+
+
+def _flagged(flag: tags.Flag, table: Struct) -> Any:
+    return If(this.flags & int(flag), table)
+
+
+FRONT = Struct(*HEAD.subcons, *GEOMETRY.subcons, "layout" / BLOCK_PAGED, "buffer_count" / Int8ul)
+TAIL = Struct(
+    "buffers" / Array(this.buffer_count, HANDLE),
+    "quantization" / _flagged(tags.Flag.QUANTIZATION, QUANTIZATION),
+    "shard" / _flagged(tags.Flag.SHARD, SHARD),
+    "statistics" / _flagged(tags.Flag.STATISTICS, STATISTICS),
+    "extension_type" / _flagged(tags.Flag.EXTENSION_TYPE, EXTENSION_TYPE),
+    "composite" / _flagged(tags.Flag.COMPOSITE_MEMBER, COMPOSITE),
+)
+DESCRIPTOR = Struct(*FRONT.subcons, *TAIL.subcons)
+
+# Plain ints: arithmetic on IntFlag members costs microseconds, and this is the hot path.
+_KNOWN_FLAGS = sum(map(int, tags.Flag))
+_QUANTIZATION = int(tags.Flag.QUANTIZATION)
+
+HEAD_PLAN = Plan(HEAD)
+FRONT_PLAN = Plan(FRONT, Container(rank=tags.RANK))
+HANDLE_PLAN = Plan(HANDLE)
+STATISTICS_PLAN = Plan(STATISTICS)
+EXTENSION_PLAN = Plan(EXTENSION_TYPE)
+COMPOSITE_PLAN = Plan(COMPOSITE)
+_SCHEME_PLAN = Plan(Struct("length" / Int32ul, *SCHEME_HEAD.subcons))
+
+
+class Fields(NamedTuple):
+    """A descriptor as it stands in the bytes: a record a table, None where a table is absent or out of reach.
+
+    `front` ends with `rank` where the rank or layout leaves the rest unreadable (`buffers` is then None).
+    `end` is where the last table ended; `cut` the path of what runs past the bytes that are there;
+    `short_scheme` a quantisation length that is less than its scheme takes.
+    """
+
+    front: Record
+    buffers: tuple[Record, ...] | None = None
+    quantization: Record | None = None
+    shard: Record | None = None
+    statistics: Record | None = None
+    extension_type: Record | None = None
+    composite: Record | None = None
+    end: int = 0
+    cut: str = ""
+    short_scheme: int | None = None
+
+
+@lru_cache(maxsize=64)
+def quantization_plan(scheme_tag: int, length: int) -> Plan:
+    """The plan of one scheme whose section states `length`."""
+    return Plan(QUANTIZATION, Container(length=length, scheme_tag=scheme_tag))
+
+
+@lru_cache(maxsize=256)
+def _tail_groups(buffer_count: int, flags: int, scheme_tag: int, length: int) -> Groups:
+    scheme = Container(length=length, scheme_tag=scheme_tag)
+    return Groups(Plan(TAIL, Container(buffer_count=buffer_count, flags=flags, quantization=scheme)))
+
+
+def _tail_of(data: bytes, front: Record) -> tuple[Groups, str, int | None]:
+    """The plan of what follows the front; the path of a quantisation section that is cut, a length too short."""
+    flags = front.flags & _KNOWN_FLAGS
+    if not flags & _QUANTIZATION:
+        return _tail_groups(front.buffer_count, flags, 0, 0), "", None
+    offset = FRONT_PLAN.size + HANDLE_PLAN.size * front.buffer_count
+    short = None
+    if offset + _SCHEME_PLAN.size <= len(data):
+        peek = _SCHEME_PLAN.unpack(data, offset)
+        if peek.length < SCHEME_BYTES.get(peek.scheme_tag, SCHEME_HEAD_BYTES):
+            short = peek.length
+        elif peek.length <= len(data) - offset - 4:
+            return _tail_groups(front.buffer_count, flags, peek.scheme_tag, peek.length), "", None
+    # What follows the scheme cannot be found: only the handles can be read.
+    return _tail_groups(front.buffer_count, 0, 0, 0), "quantization.length", short
+
+
+def parse_descriptor(data: bytes) -> Fields:
+    """Read a descriptor's tables as they are; `data` ends where the descriptor does, and holds its head."""
+    short = len(data) < FRONT_PLAN.size
+    front = (HEAD_PLAN if short else FRONT_PLAN).unpack(data)
+    if front.rank != tags.RANK or front.layout_tag != tags.BLOCK_PAGED:
+        return Fields(HEAD_PLAN.unpack(data))
+    if short:
+        return Fields(front, cut="descriptor_length")
+    groups, cut, short_scheme = _tail_of(data, front)
+    records = groups.unpack(data, FRONT_PLAN.size)
+    count = front.buffer_count
+    if len(records) == count == len(groups.cuts):
+        return Fields(
+            front, tuple(records), None, None, None, None, None, FRONT_PLAN.size + groups.size, cut, short_scheme
+        )
+    if len(records) < len(groups.cuts):
+        cut = groups.cuts[len(records)][0]
+    tables = {name: record for (name, *_), record in zip(groups.cuts[count:], records[count:], strict=False)}
+    end = FRONT_PLAN.size + sum(packed.size for *_, packed in groups.cuts[: len(records)])
+    return Fields(front, tuple(records[:count]), **tables, end=end, cut=cut, short_scheme=short_scheme)
+
+
+def build_descriptor(fields: Fields) -> bytes:
+    """The bytes of a descriptor whose records are complete: the inverse of `parse_descriptor`."""
+    scheme = fields.quantization
+    groups = _tail_groups(
+        fields.front.buffer_count,
+        fields.front.flags,
+        0 if scheme is None else scheme.scheme_tag,
+        0 if scheme is None else scheme.length,
+    )
+    tables = (*(fields.buffers or ()), scheme, fields.shard, fields.statistics, fields.extension_type, fields.composite)
+    values = [value for table in tables if table is not None for value in table]
+    return FRONT_PLAN.pack(*fields.front) + groups.plan.pack(*values)
+
+
+def descriptor_spans(data: bytes, base: int = 0) -> list[Span]:
+    """Every field of a descriptor in order, as far as the bytes go; `base` is where `data` begins."""
+    if len(data) < HEAD_PLAN.size:
+        return list(HEAD_PLAN.spans(data, 0, base))
+    head = HEAD_PLAN.unpack(data)
+    if head.layout_tag != tags.BLOCK_PAGED or head.rank != tags.RANK:
+        plan = Plan(Struct(*HEAD.subcons, *GEOMETRY.subcons), Container(rank=min(head.rank, len(data) // 8)))
+        return list(plan.spans(data, 0, base))
+    spans = list(FRONT_PLAN.spans(data, 0, base))
+    if len(data) >= FRONT_PLAN.size:
+        groups, *_ = _tail_of(data, FRONT_PLAN.unpack(data))
+        spans += groups.plan.spans(data, FRONT_PLAN.size, base)
+    return spans
