@@ -39,6 +39,7 @@ from hurray_wire.errors import (
     UnsupportedError,
     Violation,
 )
+from hurray_wire.inspection import Inspection, Span, inspect
 from hurray_wire.layout import BlockPagedLayout
 from hurray_wire.options import DEFAULT_LIMITS, Limits
 from hurray_wire.quantization import (
@@ -49,6 +50,7 @@ from hurray_wire.quantization import (
     PerTensorAffine,
     decode_quantization,
 )
+from hurray_wire.receiving import decode_into, decode_parts
 from hurray_wire.tables import BufferHandle, ExtensionType, Statistics
 from hurray_wire.tensor import BlockPagedTensor, element_offset
 from hurray_wire.version import __version__
@@ -94,6 +96,7 @@ __all__ = [
     "ExtensionType",
     "FrameError",
     "HurrayWireError",
+    "Inspection",
     "InvalidDescriptorError",
     "LimitError",
     "Limits",
@@ -101,6 +104,7 @@ __all__ = [
     "PerBlockAffine",
     "PerChannelAffine",
     "PerTensorAffine",
+    "Span",
     "Statistics",
     "TensorDescriptor",
     "TruncatedError",
@@ -113,6 +117,8 @@ __all__ = [
     "complex128",
     "decode",
     "decode_from",
+    "decode_into",
+    "decode_parts",
     "decode_quantization",
     "element_offset",
     "encode",
@@ -132,6 +138,7 @@ __all__ = [
     "float64",
     "float128",
     "from_torch",
+    "inspect",
     "int2",
     "int4",
     "int8",

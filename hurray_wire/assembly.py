@@ -120,7 +120,8 @@ class Parts(NamedTuple):
     ) -> Parts:
         """The inverse of `pickled`: views of the arrays, tables copied and checked again."""
         table, ptr, lens = (None if a is None else a.tobytes() for a in small[:3])
-        assert table is not None and ptr is not None
+        assert table is not None
+        assert ptr is not None
         scales = [a for a in small[3:] if a is not None]
         if len(scales) > len(descriptor.buffers) - 3:  # scales and zero points of one buffer
             scales = [np.concatenate(scales)]
@@ -404,10 +405,12 @@ def _raise_any(violations: Sequence[Violation]) -> None:
 
 # From a reader.
 
+_NO_POOL = frozen(np.zeros(0, np.uint8))
+
 
 def of_buffers(
     descriptor: TensorDescriptor,
-    pool: Bytes,
+    pool: Bytes | None,
     tables: Sequence[bytes],
     scales: Sequence[Bytes],
     seq_lens: bytes | None,
@@ -419,7 +422,8 @@ def of_buffers(
     """The parts of a tensor from its buffers' bytes: stage 9 (section 3).
 
     Args:
-        pool, scales: the bytes of buffer 0, and of buffers 3 and 4 where the descriptor has them; viewed.
+        pool, scales: the bytes of buffer 0 (None: the caller will give the parts another), and of buffers 3 and 4
+            where the descriptor has them; viewed.
         tables: block_table and seq_ptr, as copies of the input that nobody else can change.
         seq_lens: likewise the bytes of a frame's section; None where there is none.
         offsets: where each buffer begins in the input, for errors.
@@ -439,7 +443,8 @@ def of_buffers(
         lens = _forced(ptr, layout.page_size, descriptor.shape[0])
     found = (*descriptor.violations, *violations)
     arrays = _scale_arrays(descriptor, scales)
-    return Parts(descriptor, _pool_view(descriptor, pool), table, ptr, lens, *arrays, metadata, found)
+    view = _NO_POOL if pool is None else _pool_view(descriptor, pool)
+    return Parts(descriptor, view, table, ptr, lens, *arrays, metadata, found)
 
 
 def _indices(data: bytes, dtype: np.dtype[Any]) -> IntArray:

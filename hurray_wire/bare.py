@@ -6,6 +6,8 @@ what it cannot say is refused on writing and unknown on reading.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from hurray_wire.arrays import Bytes, as_bytes
 from hurray_wire.assembly import Parts, of_buffers
 from hurray_wire.descriptor import TensorDescriptor, decode_descriptor, stated_length
@@ -70,8 +72,17 @@ def read_bare_descriptor(data: Bytes, offset: int, options: DecodeOptions) -> tu
     return decode_descriptor(bytes(view[:length]), base=offset, strict=options.strict), length
 
 
-def read_bare(data: Bytes, offset: int, options: DecodeOptions, *, alone: bool) -> tuple[Parts, int]:
-    """One item at `offset`, and where the next one begins; `alone`: nothing may follow it."""
+class BareItem(NamedTuple):
+    """An item after its first seven stages: the descriptor, each buffer's bytes and where they begin, and the end."""
+
+    descriptor: TensorDescriptor
+    buffers: list[Bytes]
+    starts: list[int]
+    end: int
+
+
+def read_bare_item(data: Bytes, offset: int, options: DecodeOptions, *, alone: bool) -> BareItem:
+    """Stages 1 to 7 of the item at `offset`; `alone`: nothing may follow it."""
     descriptor, length = read_bare_descriptor(data, offset, options)
     sizes = [handle.byte_size for handle in descriptor.buffers]
     total = check_bare_sizes(sizes, length, offset, options)
@@ -89,9 +100,17 @@ def read_bare(data: Bytes, offset: int, options: DecodeOptions, *, alone: bool) 
         starts.append(at)
         at += size
     buffers = [data[start : start + size] for start, size in zip(starts, sizes, strict=True)]
-    pool, *scales = (placed(buffers[i], descriptor, i, options) for i in range(len(sizes)) if i not in (1, 2))
-    tables = buffers[1].tobytes(), buffers[2].tobytes()
-    return of_buffers(descriptor, pool, tables, scales, None, None, strict=options.strict, offsets=starts), at
+    return BareItem(descriptor, buffers, starts, at)
+
+
+def read_bare(data: Bytes, offset: int, options: DecodeOptions, *, alone: bool) -> tuple[Parts, int]:
+    """One item at `offset`, and where the next one begins; `alone`: nothing may follow it."""
+    item = read_bare_item(data, offset, options, alone=alone)
+    count = len(item.buffers)
+    pool, *scales = (placed(item.buffers[i], item.descriptor, i, options) for i in range(count) if i not in (1, 2))
+    tables = item.buffers[1].tobytes(), item.buffers[2].tobytes()
+    parts = of_buffers(item.descriptor, pool, tables, scales, None, None, strict=options.strict, offsets=item.starts)
+    return parts, item.end
 
 
 def check_bare_sizes(sizes: list[int], length: int, offset: int, options: DecodeOptions) -> int:

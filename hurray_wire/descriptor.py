@@ -300,7 +300,7 @@ def _composite(value: Any) -> str | None:
     if value is not None and value not in _COMPOSITE:
         message = f"is {value!r}, must be None, 'base' or 'correction'"
         raise InvalidDescriptorError(message, code=Code.COMPOSITE, where="composite.role")
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def stated_length(view: memoryview, base: int) -> int:

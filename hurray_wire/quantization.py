@@ -307,7 +307,7 @@ def _value_index(record: Record) -> int | None:
 
 def from_record(record: Record) -> Quantization:
     """The value of a section's record; the rules have passed it."""
-    return CLASSES[record.scheme_tag]._of(record)  # type: ignore[no-any-return]
+    return CLASSES[record.scheme_tag]._of(record)
 
 
 def decode_quantization(data: Any) -> Quantization:

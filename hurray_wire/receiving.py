@@ -1,0 +1,373 @@
+"""Decoding into memory that the receiver chose: whole buffers that came by other means, and pages of its own pool.
+
+`decode_parts` puts a header and buffers together, `decode_into` scatters a blob's pages to the receiver's page ids,
+decompressing there. All that is not payload is checked before the first page is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Any, NamedTuple, Unpack
+
+import numpy as np
+import numpy.typing as npt
+
+from hurray_wire import bare, frame_reader, indices
+from hurray_wire.arrays import Bytes, as_array, as_bytes
+from hurray_wire.assembly import INDEX_DTYPES, Parts, of_buffers
+from hurray_wire.compression import default_threads, run_chunks
+from hurray_wire.descriptor import TensorDescriptor
+from hurray_wire.errors import Code, Difference, FrameError, MismatchError, TruncatedError, UnsupportedError
+from hurray_wire.forms import PREFIX_BYTES, Form, identify
+from hurray_wire.indices import Int64Array
+from hurray_wire.memory import placed
+from hurray_wire.options import DecodeOptions, Decoding, check_expected, decode_options
+from hurray_wire.payload import resized
+from hurray_wire.quantization import PerBlockAffine
+from hurray_wire.sections import BUFFERS
+from hurray_wire.structs.frame import PROLOGUE_PLAN
+from hurray_wire.tags import Codec, SectionKind
+from hurray_wire.tensor import BlockPagedTensor
+
+__all__ = ["decode_into", "decode_parts"]
+
+Array = npt.NDArray[Any]
+
+
+# Buffers that came by other means.
+
+
+def decode_parts(header: Any, buffers: Sequence[Any], **options: Unpack[Decoding]) -> BlockPagedTensor:
+    """The tensor of a header and one buffer for each of the descriptor's handles, checked as `decode` would.
+
+    Args:
+        header: what `encode_header` gave, or anything that begins with it.
+        buffers: page_pool, block_table, seq_ptr, and scales, zero_points where there are; contiguous, of exactly the
+            handles' sizes. The pool and the scales are viewed (copied with `copy=True`), tables are copied.
+
+    Raises:
+        TruncatedError, FrameError `trailing_bytes`: a buffer of another size than its handle says.
+        ValueError: another number of buffers. All else as `decode`.
+
+    Example:
+        >>> import numpy as np
+        >>> import hurray_wire as hw
+        >>> pool = np.ones((1, 4, 1, 8), np.int8)
+        >>> t = hw.BlockPagedTensor(pool, block_table=[0], seq_ptr=[0, 1], seq_lens=[4])
+        >>> hw.decode_parts(hw.encode_header(t), [pool, t.block_table, t.seq_ptr]) == t
+        True
+    """
+    chosen = decode_options(options)
+    raw, given = as_bytes(header), [as_bytes(as_array(buffer)) for buffer in buffers]
+    if identify(raw[:PREFIX_BYTES].tobytes()) is Form.BARE:
+        return BlockPagedTensor.of_parts(_bare_parts(raw, given, chosen))
+    prologue = frame_reader.read_prologue(raw[: PROLOGUE_PLAN.size].tobytes(), 0, chosen.limits)
+    if raw.size < prologue.header_length:
+        raise frame_reader.truncated(prologue.header_length, raw.size, 0, "header_length")
+    head = frame_reader.read_head(raw[: prologue.header_length].tobytes(), prologue, 0)
+    frame_reader.refuse_closing(head)
+    _refuse_compressed(head)
+    fetch = _fetch_from_buffers(head, raw, given)
+    found, small = frame_reader.describe(head, fetch, chosen)
+    _check_buffers(found.descriptor, given)
+    frame_reader.check_payload(found, fetch, chosen)
+    return BlockPagedTensor.of_parts(frame_reader.finish(found, small, fetch, chosen))
+
+
+def _bare_parts(header: Bytes, given: Sequence[Bytes], options: DecodeOptions) -> Parts:
+    descriptor, length = bare.read_bare_descriptor(header, 0, options)
+    bare.check_bare_sizes([handle.byte_size for handle in descriptor.buffers], length, 0, options)
+    _check_buffers(descriptor, given)
+    check_expected(descriptor, None, options.expect)
+    pool, *scales = (placed(b, descriptor, i, options) for i, b in enumerate(given) if i not in (1, 2))
+    tables = given[1].tobytes(), given[2].tobytes()
+    return of_buffers(descriptor, pool, tables, scales, None, None, strict=options.strict)
+
+
+def _check_buffers(descriptor: TensorDescriptor, given: Sequence[Bytes]) -> None:
+    if len(given) != len(descriptor.buffers):
+        raise ValueError(f"the descriptor has {len(descriptor.buffers)} buffers, {len(given)} were given")
+    for i, (handle, buffer) in enumerate(zip(descriptor.buffers, given, strict=True)):
+        if buffer.size < handle.byte_size:
+            raise TruncatedError(needed=handle.byte_size, available=buffer.size, where=f"buffers[{i}]")
+        if buffer.size > handle.byte_size:
+            message = f"has {buffer.size} bytes, its handle says {handle.byte_size}"
+            raise FrameError(message, code=Code.TRAILING_BYTES, where=f"buffers[{i}]")
+
+
+def _refuse_compressed(head: frame_reader.Head) -> None:
+    packed = head.table.entries["codec"] != Codec.RAW
+    if packed.any():
+        index = int(packed.argmax())
+        message = "the section is compressed: buffers that travel by other means travel raw"
+        raise FrameError(message, code=Code.SECTION_CODEC, where=f"sections[{index}].codec")
+
+
+def _fetch_from_buffers(head: frame_reader.Head, header: Bytes, given: Sequence[Bytes]) -> frame_reader.Fetch:
+    """Bytes of the frame as if it lay in one piece; padding between buffers did not travel."""
+    starts = []
+    for i, buffer in enumerate(given):
+        rows = head.table.rows(BUFFERS.start + i)
+        starts.append((int(rows[0]["offset"]) if len(rows) else -1, buffer))
+    first = min((start for start, _ in starts if start >= 0), default=0)
+
+    def fetch(start: int, length: int) -> Bytes:
+        if start < first:
+            return header[start : start + length]
+        for begin, buffer in starts:
+            if 0 <= begin <= start < begin + buffer.size:
+                return buffer[start - begin : start - begin + length]
+        return header[:0]
+
+    return fetch
+
+
+# Pages of the receiver's pool.
+
+
+def decode_into(data: Any, pool: Any, page_ids: Any, **options: Unpack[Decoding]) -> BlockPagedTensor:
+    """Decode a blob's pages into a pool of the receiver's: wire page j lands in `pool[page_ids[j]]`.
+
+    Args:
+        data: one item, either form.
+        pool: `[pages, page_size, num_heads, head_dim]` of the tensor's element type, strided along any axis, writable;
+            for packed types 1-D uint8 of whole pages.
+        page_ids: distinct ids within the pool, as many as the blob has pages.
+
+    Returns:
+        A tensor that views `pool`, its block_table in the receiver's ids.
+
+    Raises:
+        MismatchError: the pool's element type, page size, heads or head_dim are not the blob's.
+        ValueError, IndexError: page_ids, or a pool that cannot be written.
+        FrameError: with `.pages_written`, the ids to discard, where the payload fails; nothing else was touched, and
+            all that is not payload was checked before the first write. All else as `decode`.
+
+    Example:
+        >>> import numpy as np
+        >>> import hurray_wire as hw
+        >>> t = hw.BlockPagedTensor(np.ones((1, 4, 1, 8), np.int8), block_table=[0], seq_ptr=[0, 1], seq_lens=[4])
+        >>> mine = np.zeros((9, 4, 1, 8), np.int8)
+        >>> hw.decode_into(hw.encode(t), mine, [7]).block_table.tolist(), int(mine[7].sum())
+        ([7], 32)
+    """
+    chosen = decode_options(options)
+    raw = as_bytes(data)
+    if identify(raw[:PREFIX_BYTES].tobytes()) is Form.BARE:
+        return _bare_into(raw, pool, page_ids, chosen)
+    head = frame_reader.read_frame_head(raw, 0, chosen.limits)
+    frame_reader.refuse_closing(head)
+    fetch = frame_reader.fetch_from(raw, 0)
+    found, small = frame_reader.describe(head, fetch, chosen)
+    if raw.size > head.prologue.frame_length:
+        message = f"{raw.size - head.prologue.frame_length} bytes follow the frame"
+        raise FrameError(message, code=Code.TRAILING_BYTES, where="trailing_bytes", offset=head.prologue.frame_length)
+    return frame_into(found, small, fetch, pool, page_ids, chosen)
+
+
+def frame_into(
+    found: frame_reader.Described,
+    small: frame_reader.Small,
+    fetch: frame_reader.Fetch,
+    pool: Any,
+    page_ids: Any,
+    options: DecodeOptions,
+) -> BlockPagedTensor:
+    """The rest of `decode_into` for a frame whose first seven stages have passed."""
+    target = destination(found.descriptor, pool, page_ids)
+    frame_reader.check_payload(found, fetch, options, pool=False)
+    parts = tables_only(found, small, fetch, options)
+
+    def write(index: int) -> None:
+        entry = found.head.table.entries[index]
+        stored = fetch(int(entry["offset"]), int(entry["stored_length"]))
+        if options.verify:
+            frame_reader.verify_section(found.head, index, stored)
+        target.put(int(entry["raw_offset"]), int(entry["raw_length"]), _decoder(found.head, index, stored))
+
+    rows = found.head.table.kinds.get(int(SectionKind.PAGE_POOL), slice(0, 0))
+    threads = default_threads(found.descriptor.buffers[0].byte_size, options.threads)
+    try:
+        run_chunks(write, range(rows.start, rows.stop), threads=threads)
+    except FrameError as error:
+        error.pages_written = target.written()
+        raise
+    return BlockPagedTensor.of_parts(target.adopted(parts))
+
+
+def tables_only(
+    found: frame_reader.Described, small: frame_reader.Small, fetch: frame_reader.Fetch, options: DecodeOptions
+) -> Parts:
+    """Stage 9 of a frame without touching its pool: everything else of the tensor."""
+    scales = [frame_reader.read_buffer(found, i, fetch, options) for i in range(3, len(found.descriptor.buffers))]
+    return of_buffers(
+        found.descriptor,
+        None,
+        frame_reader.decoded_tables(found, small, options),
+        scales,
+        small.seq_lens,
+        found.metadata,
+        strict=options.strict,
+        offsets=frame_reader.table_offsets(found),
+    )
+
+
+def _decoder(head: frame_reader.Head, index: int, stored: Bytes) -> Chunk:
+    if int(head.table.entries[index]["codec"]) == Codec.RAW:
+        return Chunk(stored, None)
+    return Chunk(None, lambda out: frame_reader.decode_chunk(head, index, stored, out))
+
+
+def _bare_into(raw: Bytes, pool: Any, page_ids: Any, options: DecodeOptions) -> BlockPagedTensor:
+    item = bare.read_bare_item(raw, 0, options, alone=True)
+    target = destination(item.descriptor, pool, page_ids)
+    scales = [placed(item.buffers[i], item.descriptor, i, options) for i in range(3, len(item.buffers))]
+    tables = item.buffers[1].tobytes(), item.buffers[2].tobytes()
+    parts = of_buffers(item.descriptor, None, tables, scales, None, None, strict=options.strict, offsets=item.starts)
+    size = item.descriptor.buffers[0].byte_size
+    target.put(0, min(size, target.page_bytes * target.ids.size), Chunk(item.buffers[0], None))
+    return BlockPagedTensor.of_parts(target.adopted(parts))
+
+
+class Chunk(NamedTuple):
+    """A run of wire pages: their bytes as they lie, or how to decode them into memory."""
+
+    raw: Bytes | None
+    decode: Callable[[Bytes], None] | None
+
+
+class Destination:
+    """The receiver's pool and where each wire page goes in it."""
+
+    def __init__(self, pool: Array, ids: Int64Array, page_bytes: int, flat: bool) -> None:
+        self.pool = pool
+        self.ids = ids
+        self.page_bytes = page_bytes
+        self._rows = pool.reshape(-1, page_bytes) if flat and page_bytes else pool
+        self._lock = Lock()
+        self._done: list[slice] = []
+
+    def put(self, raw_offset: int, raw_length: int, chunk: Chunk) -> None:
+        """Write a run of whole wire pages; they count as written from the moment that the first byte may be."""
+        if not self.page_bytes or not raw_length:
+            return
+        pages = slice(raw_offset // self.page_bytes, (raw_offset + raw_length) // self.page_bytes)
+        ids = self.ids[pages]
+        raw = chunk.raw
+        if raw is None:
+            assert chunk.decode is not None
+            place = self._in_place(ids)
+            if place is not None:
+                self._note(pages)
+                chunk.decode(place)
+                return
+            raw = np.empty(raw_length, np.uint8)
+            chunk.decode(raw)
+        self._note(pages)
+        self._rows[_run(ids)] = self._typed(raw[:raw_length], ids.size)
+
+    def _note(self, pages: slice) -> None:
+        with self._lock:
+            self._done.append(pages)
+
+    def _typed(self, raw: Bytes, count: int) -> Array:
+        """Wire pages as elements of the pool; wherever they lie, NumPy copies from there."""
+        element = self._rows.dtype.newbyteorder("<")
+        return np.ndarray((count, *self._rows.shape[1:]), element, buffer=raw)
+
+    def _in_place(self, ids: Int64Array) -> Bytes | None:
+        """The pool's own memory for these pages, where it is one run as on the wire."""
+        run = _run(ids)
+        if not isinstance(run, slice) or self._rows.dtype.newbyteorder("<") != self._rows.dtype:
+            return None
+        pages = self._rows[run]
+        return pages.reshape(-1).view(np.uint8) if pages.flags.c_contiguous else None
+
+    def written(self) -> Int64Array:
+        """The receiver's ids that may have been written so far."""
+        return np.concatenate([self.ids[done] for done in self._done] or [self.ids[:0]])
+
+    def adopted(self, parts: Parts) -> Parts:
+        """The tensor over the receiver's pool: table, scales and sizes in its ids."""
+        layout = parts.descriptor.layout
+        num_pages = self._rows.shape[0] if self.page_bytes else layout.num_pages
+        table = self.ids[parts.block_table.astype(np.int64)].astype(INDEX_DTYPES[layout.block_table_index_type])
+        table.flags.writeable = False
+        scales, zero_points = parts.scales, parts.zero_points
+        if isinstance(parts.descriptor.quantization, PerBlockAffine):
+            scales, zero_points = (self._scattered(a, num_pages) for a in (scales, zero_points))
+        descriptor = resized(parts, num_pages)
+        return parts._replace(
+            descriptor=descriptor, page_pool=self.pool, block_table=table, scales=scales, zero_points=zero_points
+        )
+
+    def _scattered(self, entries: Array | None, num_pages: int) -> Array | None:
+        if entries is None:
+            return None
+        spread = np.zeros((num_pages, entries.shape[1]), entries.dtype)
+        spread[self.ids] = entries
+        return spread
+
+
+def _run(ids: Int64Array) -> slice | Int64Array:
+    """Neighbouring ids as a slice: copied whole, and in place where memory allows."""
+    first = int(ids[0])
+    if ids.size == 1 or (int(ids[-1]) - first == ids.size - 1 and bool((ids[1:] - ids[:-1] == 1).all())):
+        return slice(first, first + ids.size)
+    return ids
+
+
+def destination(descriptor: TensorDescriptor, pool: Any, page_ids: Any) -> Destination:
+    """A receiver's pool and ids, held to the descriptor before anything is written."""
+    array, layout = as_array(pool), descriptor.layout
+    page_bytes = frame_reader.page_bytes_of(descriptor)
+    flat = descriptor.dtype.is_flat
+    if not array.flags.writeable:
+        raise ValueError("the pool is read-only")
+    if flat:
+        if not page_bytes and descriptor.buffers[0].byte_size:
+            message = "pages end inside bytes: they cannot be placed one by one"
+            raise UnsupportedError(message, code=Code.PACKED_POOL, where="page_pool")
+        if (
+            array.ndim != 1
+            or array.dtype != np.uint8
+            or not array.flags.c_contiguous
+            or array.size % max(1, page_bytes)
+        ):
+            raise ValueError(
+                f"a pool of {descriptor.dtype.name} is contiguous 1-D uint8 of whole {page_bytes}-byte pages"
+            )
+        count = array.size // page_bytes if page_bytes else layout.num_pages
+    else:
+        _check_pool(descriptor, array)
+        count = array.shape[0]
+    ids = _page_ids(page_ids, layout.num_pages, count)
+    if ids.size and int(ids.max()) > np.iinfo(INDEX_DTYPES[layout.block_table_index_type]).max:
+        raise IndexError(f"page id {int(ids.max())} does not fit the blob's {layout.block_table_index_type} table")
+    return Destination(array, ids, page_bytes, flat)
+
+
+def _check_pool(descriptor: TensorDescriptor, array: Array) -> None:
+    expected = (descriptor.layout.page_size, *descriptor.shape[1:])
+    if array.ndim != 4:
+        raise ValueError(f"the pool has shape {array.shape}, must be [pages, page_size, num_heads, head_dim]")
+    pairs = zip(("page_size", "num_heads", "head_dim"), expected, array.shape[1:], strict=True)
+    differences = [Difference(name, found, mine) for name, found, mine in pairs if found != mine]
+    if array.dtype.newbyteorder("=") != descriptor.dtype.numpy:
+        differences.insert(0, Difference("dtype", descriptor.dtype.name, str(array.dtype)))
+    if differences:
+        raise MismatchError(differences)
+
+
+def _page_ids(page_ids: Any, needed: int, available: int) -> Int64Array:
+    ids = indices.as_integers(
+        page_ids if isinstance(page_ids, list | tuple | range) else as_array(page_ids), "page_ids"
+    )
+    if ids.size != needed:
+        raise ValueError(f"the blob has {needed} pages, {ids.size} page_ids were given")
+    if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= available):
+        raise IndexError(f"page_ids must be from 0 to {available - 1}")
+    if np.unique(ids).size != ids.size:
+        raise ValueError("page_ids must be distinct")
+    return ids.astype(np.int64)
