@@ -12,6 +12,10 @@ Example:
     (3, 2, 8)
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from hurray_wire.arrays import from_torch, to_torch
 from hurray_wire.codec import (
     decode,
@@ -51,9 +55,13 @@ from hurray_wire.quantization import (
     decode_quantization,
 )
 from hurray_wire.receiving import decode_into, decode_parts
+from hurray_wire.stream import NEED_DATA, FrameDecoder, FrameHeader, StreamReader, StreamWriter
 from hurray_wire.tables import BufferHandle, ExtensionType, Statistics
 from hurray_wire.tensor import BlockPagedTensor, element_offset
 from hurray_wire.version import __version__
+
+if TYPE_CHECKING:
+    from hurray_wire.stream.aio import AsyncFrameHeader, AsyncStreamReader, AsyncStreamWriter
 
 float16 = Dtype.of("float16")
 bfloat16 = Dtype.of("bfloat16")
@@ -85,7 +93,11 @@ complex128 = Dtype.of("complex128")
 __all__ = [
     "DEFAULT_LIMITS",
     "MXFP",
+    "NEED_DATA",
     "NF4",
+    "AsyncFrameHeader",
+    "AsyncStreamReader",
+    "AsyncStreamWriter",
     "BlockPagedLayout",
     "BlockPagedTensor",
     "BufferHandle",
@@ -94,7 +106,9 @@ __all__ = [
     "Difference",
     "Dtype",
     "ExtensionType",
+    "FrameDecoder",
     "FrameError",
+    "FrameHeader",
     "HurrayWireError",
     "Inspection",
     "InvalidDescriptorError",
@@ -106,6 +120,8 @@ __all__ = [
     "PerTensorAffine",
     "Span",
     "Statistics",
+    "StreamReader",
+    "StreamWriter",
     "TensorDescriptor",
     "TruncatedError",
     "UnsupportedError",
@@ -156,3 +172,12 @@ __all__ = [
     "uint64",
     "unpack",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """asyncio is imported when its pair is asked for."""
+    if name in ("AsyncFrameHeader", "AsyncStreamReader", "AsyncStreamWriter"):
+        from hurray_wire.stream import aio
+
+        return getattr(aio, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

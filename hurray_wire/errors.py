@@ -171,6 +171,8 @@ class HurrayWireError(ValueError):
     """
 
     default_code: Code | None = None
+    pages_written: Any = None
+    """Where decoding into a receiver's pool failed on the way: the page ids to discard."""
 
     def __init__(self, message: str, *, code: Code | None = None, where: str = "", offset: int | None = None) -> None:
         chosen = code if code is not None else self.default_code
@@ -212,9 +214,7 @@ class InvalidDescriptorError(HurrayWireError):
 
 
 class FrameError(HurrayWireError):
-    """The envelope's bytes are wrong. `.pages_written`: after `decode_into`, the pages to discard, else None."""
-
-    pages_written: Any = None
+    """The envelope's bytes are wrong."""
 
 
 class TruncatedError(FrameError):

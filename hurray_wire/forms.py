@@ -10,6 +10,9 @@ from hurray_wire.tags import BARE_MAGIC, CONTAINER_MAGIC, FRAME_MAGIC, VERSION_M
 PREFIX_BYTES = 16
 """Bytes that settle the form: the longest magic, and what foreign files are told by."""
 
+_TELLING = 8
+"""Bytes that are enough to take the beginning of a foreign mark for the mark."""
+
 _MAGICS = (BARE_MAGIC, CONTAINER_MAGIC, FRAME_MAGIC)
 
 _FOREIGN = (
@@ -84,7 +87,8 @@ def foreign(prefix: bytes) -> str:
     """What bytes that are no blob seem to be, in words, or ""."""
     lowered = prefix.lower()
     for start, told in _FOREIGN:
-        if prefix.startswith(start) or (start[:1] == b"<" and lowered.lstrip().startswith(start)):
+        cut = len(prefix) >= _TELLING and start.startswith(prefix)  # a stream's first few bytes
+        if prefix.startswith(start) or cut or (start[:1] == b"<" and lowered.lstrip().startswith(start)):
             return told
     if prefix.startswith(_TEXT_PICKLES):
         return "a pickle, which is never loaded here"

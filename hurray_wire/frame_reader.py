@@ -130,14 +130,15 @@ def read_head(header: bytes, prologue: Any, base: int) -> Head:
     found = xxhash.xxh3_64_intdigest(memoryview(header)[:body])
     if found != stated:
         raise ChecksumError(
-            _differ(found, stated), code=Code.HEADER_CHECKSUM, where="header_checksum", offset=base + body
+            differ(found, stated), code=Code.HEADER_CHECKSUM, where="header_checksum", offset=base + body
         )
     _check_prologue(prologue, base)
     table, checksums = read_table(header, prologue.frame_length, base)
     return Head(prologue, table, checksums, base)
 
 
-def _differ(found: int, stated: int) -> str:
+def differ(found: int, stated: int) -> str:
+    """A checksum that does not fit, in words."""
     return f"bytes have {found:#018x}, the frame states {stated:#018x}"
 
 
@@ -198,8 +199,14 @@ def _read_small(head: Head, fetch: Fetch, tables: bool) -> Small:
     found = {kind: _verified(head, kind, fetch) for kind in (_DESCRIPTOR, _SEQ_LENS, _METADATA)}
     descriptor = found[_DESCRIPTOR]
     assert descriptor is not None  # stage 3 has seen it
-    both = [_verified(head, kind, fetch) or b"" for kind in _TABLES] if tables else [b"", b""]
-    return Small(descriptor, found[_SEQ_LENS], found[_METADATA], (both[0], both[1]))
+    both = read_tables(head, fetch) if tables else (b"", b"")
+    return Small(descriptor, found[_SEQ_LENS], found[_METADATA], both)
+
+
+def read_tables(head: Head, fetch: Fetch) -> tuple[bytes, bytes]:
+    """Private copies of block_table and seq_ptr as stored, verified: the end of stage 4."""
+    block_table, seq_ptr = (_verified(head, kind, fetch) or b"" for kind in _TABLES)
+    return block_table, seq_ptr
 
 
 def _verified(head: Head, kind: int, fetch: Fetch) -> bytes | None:
@@ -226,7 +233,7 @@ def verify_section(head: Head, index: int, stored: Bytes | bytes) -> None:
         kind = int(entry["kind"])
         name = SectionKind(kind).name.lower() if kind in set(SectionKind) else f"kind {kind:#04x}"
         offset = head.base + int(entry["offset"])
-        raise ChecksumError(f"{name}: {_differ(found, stated)}", where=f"sections[{index}]", offset=offset)
+        raise ChecksumError(f"{name}: {differ(found, stated)}", where=f"sections[{index}]", offset=offset)
 
 
 def _descriptor(data: bytes, offset: int, options: DecodeOptions) -> TensorDescriptor:

@@ -10,7 +10,7 @@ from hurray_wire.arrays import Bytes, as_bytes
 from hurray_wire.descriptor import TensorDescriptor
 from hurray_wire.forms import PREFIX_BYTES, Form, identify
 from hurray_wire.options import DEFAULT_DECODING, DecodeOptions
-from hurray_wire.sections import BUFFERS, FIXED_BYTES
+from hurray_wire.sections import BUFFERS, FIXED_BYTES, header_bytes
 from hurray_wire.structs.descriptor import descriptor_spans
 from hurray_wire.structs.frame import CHECKSUM_PLAN, PROLOGUE_PLAN, SECTION_PLAN
 from hurray_wire.structs.fused import Span
@@ -201,12 +201,12 @@ def inspect_frame(raw: Bytes, offset: int, options: DecodeOptions) -> Inspection
         raise frame_reader.truncated(prologue.header_length, available, offset, "header_length")
     head = frame_reader.read_head(raw[offset : offset + prologue.header_length].tobytes(), prologue, offset)
     if head.closing:
-        return _inspection(head, None, b"", raw)
+        return inspection_of(head, None, b"", raw[offset:])
     needed = small_end(head)
     if available < needed:
         raise frame_reader.truncated(needed, available, offset, "sections")
     found, small = frame_reader.describe(head, frame_reader.fetch_from(raw, offset), options, tables=False)
-    return _inspection(head, found, small.descriptor, raw)
+    return inspection_of(head, found, small.descriptor, raw[offset:])
 
 
 def small_end(head: frame_reader.Head) -> int:
@@ -216,27 +216,21 @@ def small_end(head: frame_reader.Head) -> int:
     return int((small["offset"] + small["stored_length"]).max())
 
 
-def header_bytes(head: frame_reader.Head) -> int:
-    """Up to the first buffer, padding included; the whole of a frame that has none."""
-    entries = head.table.entries
-    buffers = entries[(entries["kind"] >= BUFFERS.start) & (entries["kind"] < BUFFERS.stop)]
-    return int(buffers["offset"][0]) if len(buffers) else int(head.prologue.frame_length)
-
-
-def _inspection(
-    head: frame_reader.Head, found: frame_reader.Described | None, descriptor: bytes, raw: Bytes
+def inspection_of(
+    head: frame_reader.Head, found: frame_reader.Described | None, descriptor: bytes, header: Bytes
 ) -> Inspection:
+    """The inspection of a frame whose bytes `header` begins with."""
     prologue, base = head.prologue, head.base
     at = base if found is None else base + int(head.table.rows(SectionKind.DESCRIPTOR)[0]["offset"])
     return Inspection(
         "hrkv",
         (prologue.version_major, prologue.version_minor),
         prologue.frame_length,
-        header_bytes(head),
+        header_bytes(head.table, prologue.frame_length),
         None if found is None else found.descriptor,
         None if found is None else found.metadata,
         prologue.sequence,
         head.last,
         prologue.stream_id,
-        (raw[base : base + prologue.header_length].tobytes(), descriptor, base, at),
+        (header[: prologue.header_length].tobytes(), descriptor, base, at),
     )

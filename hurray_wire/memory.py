@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 
 from hurray_wire.arrays import Bytes, as_bytes, frozen
 from hurray_wire.descriptor import TensorDescriptor
-from hurray_wire.errors import Code, UnsupportedError
+from hurray_wire.errors import Code, LimitError, UnsupportedError
 from hurray_wire.options import Alloc, DecodeOptions
 from hurray_wire.quantization import PerBlockAffine, PerChannelAffine
 from hurray_wire.tags import MIN_ALIGNMENT
 
 
-def allocated(nbytes: int, alloc: Alloc | None) -> Bytes:
-    """Writable memory, 64-byte aligned, or what the caller's `alloc(nbytes, alignment)` gives.
+def allocated(nbytes: int, alloc: Alloc | None, alignment: int = MIN_ALIGNMENT) -> Bytes:
+    """Writable memory, aligned, or what the caller's `alloc(nbytes, alignment)` gives.
+
+    Large memory is only paid for as it is written to: the system maps its pages at the first touch.
 
     Raises:
         ValueError: the caller's buffer is read-only, too small or not aligned.
+        LimitError: `decoded_bytes`: this process cannot have so much, whatever the limits allow.
     """
     if alloc is not None:
-        return _callers(alloc(nbytes, MIN_ALIGNMENT), nbytes)
-    block = np.empty(nbytes + MIN_ALIGNMENT, np.uint8)
-    start = -block.ctypes.data % MIN_ALIGNMENT
+        return _callers(alloc(nbytes, alignment), nbytes, alignment)
+    try:
+        block = np.empty(nbytes + alignment, np.uint8)
+    except (MemoryError, ValueError):
+        message = f"declares {nbytes} bytes, which this process cannot have"
+        have = _machine_bytes()
+        raise LimitError(message, claimed=nbytes, limit=have, code=Code.DECODED_BYTES, where="buffers") from None
+    start = -address(block) % alignment
     return block[start : start + nbytes]
 
 
-def _callers(buffer: Any, nbytes: int) -> Bytes:
+def _machine_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+
+
+def _callers(buffer: Any, nbytes: int, alignment: int) -> Bytes:
     memory = as_bytes(buffer)
-    if memory.size < nbytes or not memory.flags.writeable or (nbytes and address(memory) % MIN_ALIGNMENT):
+    if memory.size < nbytes or not memory.flags.writeable or (nbytes and address(memory) % alignment):
         raise ValueError(
-            f"alloc must give {nbytes} writable bytes at a multiple of {MIN_ALIGNMENT}; it gave {memory.size} at "
+            f"alloc must give {nbytes} writable bytes at a multiple of {alignment}; it gave {memory.size} at "
             f"{address(memory):#x}, {'writable' if memory.flags.writeable else 'read-only'}"
         )
     return memory[:nbytes]
@@ -67,4 +80,4 @@ def placed(data: Bytes, descriptor: TensorDescriptor, buffer: int, options: Deco
     if not fits:
         message = f"its elements need {element_alignment(descriptor, buffer)}-byte alignment, and copy=False"
         raise UnsupportedError(message, code=Code.COPY_REQUIRED, where=f"buffers[{buffer}]")
-    return frozen(data[:])
+    return data[:] if options.owned else frozen(data[:])

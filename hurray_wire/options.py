@@ -74,10 +74,9 @@ class Limits:
 DEFAULT_LIMITS = Limits()
 
 
-class Encoding(TypedDict, total=False):
-    """The keyword arguments of every encoding function."""
+class Sending(TypedDict, total=False):
+    """The keyword arguments that encoding functions and stream writers share."""
 
-    framing: Literal["hrkv", "bare"]
     pages: Literal["all", "live"]
     scrub: bool
     compression: Literal["zstd"] | None
@@ -85,6 +84,12 @@ class Encoding(TypedDict, total=False):
     alignment: int | None
     chunk_bytes: int | None
     threads: int | None
+
+
+class Encoding(Sending, total=False):
+    """The keyword arguments of every encoding function."""
+
+    framing: Literal["hrkv", "bare"]
     sequence: int
     last: bool
     stream_id: int
@@ -161,6 +166,8 @@ class DecodeOptions:
     copy: bool | None = None
     alloc: Alloc | None = None
     threads: int | None = None
+    owned: bool = False
+    """The bytes are the library's own, not the caller's: views of them may be written to."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.limits, Limits):
@@ -175,7 +182,7 @@ DEFAULT_DECODING = DecodeOptions()
 DEFAULT_ENCODING = EncodeOptions()
 
 
-def encode_options(options: Encoding) -> EncodeOptions:
+def encode_options(options: Encoding | Sending) -> EncodeOptions:
     """The checked form; the common case of no options costs nothing."""
     return EncodeOptions(**options) if options else DEFAULT_ENCODING
 

@@ -6,7 +6,9 @@ decompressing there. All that is not payload is checked before the first page is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
 from threading import Lock
 from typing import Any, NamedTuple, Unpack
 
@@ -230,6 +232,15 @@ def _bare_into(raw: Bytes, pool: Any, page_ids: Any, options: DecodeOptions) -> 
     return BlockPagedTensor.of_parts(target.adopted(parts))
 
 
+Vector = list[memoryview]
+_VECTOR_PAGES = 512
+"""Pages whose memory is listed at a time: vectored calls take about a thousand pieces."""
+
+
+def _nothing() -> None:
+    """Pages that were received in place need nothing more."""
+
+
 class Chunk(NamedTuple):
     """A run of wire pages: their bytes as they lie, or how to decode them into memory."""
 
@@ -266,6 +277,45 @@ class Destination:
             chunk.decode(raw)
         self._note(pages)
         self._rows[_run(ids)] = self._typed(raw[:raw_length], ids.size)
+
+    def vectors(
+        self, raw_offset: int, raw_length: int, scratch_bytes: int
+    ) -> Iterator[tuple[int, Vector, Callable[[], None]]]:
+        """Memory to receive a run of wire pages into: where it begins in the pool's bytes, the vector, and what to
+        call when it is full. The pages' own memory where each is one piece as on the wire, else a scratch that is
+        then copied to its pages."""
+        if not self.page_bytes or not raw_length:
+            return
+        pages = range(raw_offset // self.page_bytes, (raw_offset + raw_length) // self.page_bytes)
+        own = self._pieces()
+        step = _VECTOR_PAGES if own else max(1, scratch_bytes // self.page_bytes)
+        scratch = None if own else np.empty(min(step, len(pages)) * self.page_bytes, np.uint8)
+        for start in range(pages.start, pages.stop, step):
+            part = slice(start, min(start + step, pages.stop))
+            if scratch is None:
+                self._note(part)
+                yield part.start * self.page_bytes, self._memory(self.ids[part]), _nothing
+            else:
+                run = scratch[: (part.stop - part.start) * self.page_bytes]
+                yield part.start * self.page_bytes, [memoryview(run)], partial(self._place, part, run)
+
+    def _place(self, pages: slice, run: Bytes) -> None:
+        self._note(pages)
+        ids = self.ids[pages]
+        self._rows[_run(ids)] = self._typed(run, ids.size)
+
+    def _pieces(self) -> bool:
+        """Whether each page is one piece of memory as on the wire."""
+        little = self._rows.dtype.newbyteorder("<") == self._rows.dtype
+        return little and bool(self._rows.shape[0]) and self._rows[0].flags.c_contiguous
+
+    def _memory(self, ids: Int64Array) -> Vector:
+        """The pages' memory, neighbours in one piece."""
+        whole = self._rows.flags.c_contiguous
+        cuts = np.flatnonzero(ids[1:] != ids[:-1] + 1) + 1 if whole else np.arange(1, ids.size)
+        bounds = [0, *cuts.tolist(), ids.size]
+        runs = [(int(ids[a]), b - a) for a, b in pairwise(bounds)]
+        return [memoryview(self._rows[first : first + n].reshape(-1).view(np.uint8)) for first, n in runs]
 
     def _note(self, pages: slice) -> None:
         with self._lock:

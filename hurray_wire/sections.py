@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -256,8 +257,8 @@ def _checked(entries: Entries, frame_length: int, base: int) -> SectionTable:
     own["checksum"] = 0
     own.flags.writeable = False
     kinds, firsts = np.unique(own["kind"], return_index=True)
-    stops = [*firsts[1:].tolist(), len(own)]
-    rows = {int(k): slice(int(a), b) for k, a, b in zip(kinds, firsts, stops, strict=True)}
+    bounds = pairwise([*firsts.tolist(), len(own)])
+    rows = {kind: slice(*rows) for kind, rows in zip(kinds.tolist(), bounds, strict=True)}
     if len(own) and _DESCRIPTOR not in rows:
         message = "there is no descriptor section"
         raise FrameError(message, code=Code.SECTION_KIND, where="sections[0].kind", offset=base + PROLOGUE_PLAN.size)
@@ -306,6 +307,17 @@ def _check_absent_checksums(table: SectionTable, checksums: npt.NDArray[np.uint6
 def _absent(table: SectionTable) -> Mask | None:
     mask = ~_flag(table.entries, _CHECKSUM)
     return mask if mask.any() else None
+
+
+def is_checked(entry: Any) -> bool:
+    """Whether an entry states a checksum."""
+    return bool(int(entry["flags"]) & _CHECKSUM)
+
+
+def header_bytes(table: SectionTable, frame_length: int) -> int:
+    """Bytes of a frame up to its first buffer, padding included; the whole of a frame that has none."""
+    buffers = table.entries[_buffer(table.entries["kind"])]
+    return int(buffers["offset"][0]) if len(buffers) else frame_length
 
 
 # Stage 6: the table against the descriptor.

@@ -106,7 +106,7 @@ def _asked(value: Any, context: c.Container) -> Any:
 
 @lru_cache(maxsize=256)
 def _record_maker(names: tuple[str, ...]) -> Callable[[Any], Record]:
-    record = namedtuple("Record", list(names))
+    record: Any = namedtuple("Record", names)  # type: ignore[misc]
     return partial(tuple.__new__, record)  # `_make` without its length check, at half its time
 
 
