@@ -55,7 +55,7 @@ from hurray_wire.quantization import (
     decode_quantization,
 )
 from hurray_wire.receiving import decode_into, decode_parts
-from hurray_wire.stream import NEED_DATA, FrameDecoder, FrameHeader, StreamReader, StreamWriter
+from hurray_wire.stream import NEED_DATA, Frame, FrameDecoder, FrameHeader, StreamReader, StreamWriter, open_frame
 from hurray_wire.tables import BufferHandle, ExtensionType, Statistics
 from hurray_wire.tensor import BlockPagedTensor, element_offset
 from hurray_wire.version import __version__
@@ -106,6 +106,7 @@ __all__ = [
     "Difference",
     "Dtype",
     "ExtensionType",
+    "Frame",
     "FrameDecoder",
     "FrameError",
     "FrameHeader",
@@ -162,6 +163,7 @@ __all__ = [
     "int32",
     "int64",
     "iter_decode",
+    "open_frame",
     "pack",
     "to_torch",
     "uint2",

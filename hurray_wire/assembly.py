@@ -74,6 +74,10 @@ class Parts(NamedTuple):
         """Every array but the pool."""
         return self.block_table, self.seq_ptr, self.seq_lens, self.scales, self.zero_points
 
+    def with_pool(self, pool: Bytes) -> Parts:
+        """The parts with the bytes of a pool, where they were made without."""
+        return self._replace(page_pool=_pool_view(self.descriptor, pool))
+
     def replaced(self, fields: Mapping[str, Any]) -> Parts:
         """The parts with other constructor arguments."""
         d = self.descriptor

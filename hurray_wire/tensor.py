@@ -339,9 +339,8 @@ class BlockPagedTensor:
         lens = self.known_lens()
         if seq is None:
             return indices.token_slots(self.block_table, self.seq_ptr, lens, self.page_size)
-        tokens = int(lens[self._seq(seq)])
-        slots = self.pages(seq).astype(np.int64)[:, None] * self.page_size + np.arange(self.page_size)
-        return slots.reshape(-1)[:tokens]
+        index = self._seq(seq)
+        return indices.token_slots(self.pages(seq), _FROM_START, lens[index : index + 1], self.page_size)
 
     def element_offset(self, seq: Any, token: Any, head: Any, dim: Any) -> Any:
         """Where an element stands in the pool, in elements: int64; scalars, or arrays that broadcast.
@@ -379,7 +378,7 @@ class BlockPagedTensor:
         """
         tokens = int(self.known_lens()[self._seq(seq)])
         shape = (tokens, self.num_heads, self.head_dim)
-        element = self._element()
+        element = element_of(self.descriptor)
         if out is None:
             out = np.empty(shape, element)
         elif out.shape != shape or out.dtype != element:
@@ -387,19 +386,12 @@ class BlockPagedTensor:
         if not out.size:
             return out
         if self.descriptor.bit_width < 8:
-            out[...] = self._unpacked(seq)[:tokens]
+            out[...] = self._unpacked(seq, tokens)
         elif out.flags.c_contiguous:
             self._gather_into(self.live_pages(seq), out.reshape(-1).view(np.uint8))
         else:
             out[...] = self.gather(seq)
         return out
-
-    def _element(self) -> np.dtype[Any]:
-        """The NumPy type of gathered elements."""
-        if self.dtype.numpy is not None:
-            return self.dtype.numpy
-        width = self.descriptor.bit_width
-        return np.dtype(np.uint8) if width < 8 else np.dtype(f"V{width // 8}")
 
     def _gather_into(self, ids: IntArray, out: Bytes) -> None:
         """Whole pages straight into place; of the last, as much as `out` has room for."""
@@ -411,23 +403,17 @@ class BlockPagedTensor:
             self.pool.copy(ids[whole : whole + 1], last)
             rest[...] = last[: rest.size]
 
-    def _unpacked(self, seq: int) -> Array:
-        """The elements of a sequence's pages, `[pages * page_size, num_heads, head_dim]`."""
-        shape = (-1, self.num_heads, self.head_dim)
+    def _unpacked(self, seq: int, tokens: int) -> Array:
+        """The elements of a sequence's tokens, one a byte or more."""
         ids = self.live_pages(seq)
-        page_elements = self.page_size * self.num_heads * self.head_dim
         if self.page_bytes:
             run = np.empty(ids.size * self.page_bytes, np.uint8)
             self.pool.copy(ids, run)
-            return self._elements(run, ids.size * page_elements).reshape(shape)
+            return token_elements(self.descriptor, run, tokens)
         # Pages begin inside bytes: the format packs one run over the whole pool.
-        pool = self._elements(self.page_pool, self.num_pages * page_elements)
-        return pool.reshape(self.num_pages, page_elements)[ids].reshape(shape)
-
-    def _elements(self, run: Bytes, count: int) -> Array:
-        if self.dtype.numpy is not None:
-            return unpack(run, self.dtype, count)
-        return unpack_codes(run, self.descriptor.bit_width, count)
+        pool = token_elements(self.descriptor, self.page_pool, self.num_pages * self.page_size)
+        pages = pool.reshape(self.num_pages, self.page_size, *self.shape[1:])[ids]
+        return pages.reshape(-1, *self.shape[1:])[:tokens]
 
     def dequantize(self, seq: int, *, out: npt.NDArray[np.float32] | None = None) -> npt.NDArray[np.float32]:
         """The values of a sequence's tokens, float32 `[tokens, num_heads, head_dim]`: scale * (stored - zero_point).
@@ -548,6 +534,30 @@ class BlockPagedTensor:
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return _unpickled, self.parts.pickled(self.pool)
+
+
+_FROM_START = frozen(np.zeros(1, np.int64))
+
+
+def element_of(descriptor: TensorDescriptor) -> np.dtype[Any]:
+    """The NumPy type of gathered elements: void of their width, or bits in a byte, where NumPy has no name for them."""
+    if descriptor.dtype.numpy is not None:
+        return descriptor.dtype.numpy
+    width = descriptor.bit_width
+    return np.dtype(np.uint8) if width < 8 else np.dtype(f"V{width // 8}")
+
+
+def token_elements(descriptor: TensorDescriptor, run: Bytes, tokens: int) -> Array:
+    """The first `tokens` of a run of page bytes, `[tokens, num_heads, head_dim]`: a view, or unpacked."""
+    _, num_heads, head_dim = descriptor.shape
+    count, width = tokens * num_heads * head_dim, descriptor.bit_width
+    if width >= 8:
+        elements = run[: count * width // 8].view(element_of(descriptor))
+    elif descriptor.dtype.numpy is not None:
+        elements = unpack(run, descriptor.dtype, count)
+    else:
+        elements = unpack_codes(run, width, count)
+    return elements.reshape(tokens, num_heads, head_dim)
 
 
 def _same_array(a: Array | None, b: Array | None) -> bool:
