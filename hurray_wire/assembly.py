@@ -489,14 +489,11 @@ def _placed(violations: list[Violation], offsets: Sequence[int] | None, width: i
 
 
 def _pool_view(descriptor: TensorDescriptor, data: Bytes) -> Array:
-    layout, dtype = descriptor.layout, descriptor.dtype
-    _, num_heads, head_dim = descriptor.shape
-    shape = (layout.num_pages, layout.page_size, num_heads, head_dim)
-    bits = descriptor.bit_width
+    dtype, shape = descriptor.dtype, descriptor.pool_shape
     if dtype.is_flat:
-        return data[: packed_bytes(math.prod(shape), bits)]
+        return data[: packed_bytes(math.prod(shape), descriptor.bit_width)]
     assert dtype.numpy is not None
-    if not math.prod(shape):
+    if not descriptor.page_bytes or not shape[0]:
         # NumPy multiplies even an empty shape out, in 64 bits: a pool that holds nothing is one page of it.
         return frozen(_empty_pool(shape, dtype.numpy))
     view: Array = np.ndarray(shape, dtype.numpy, buffer=data)

@@ -77,13 +77,18 @@ class TensorDescriptor:
     __slots__ = (
         "_encoded",
         "_relayed",
+        "alignments",
+        "bit_width",
         "buffers",
         "composite",
         "dtype",
         "extension_type",
         "layout",
+        "page_bytes",
+        "pool_shape",
         "quantization",
         "shape",
+        "sizes",
         "statistics",
         "violations",
     )
@@ -98,6 +103,15 @@ class TensorDescriptor:
     composite: str | None
     _relayed: _Relayed
     _encoded: bytes
+    sizes: tuple[int, ...]
+    """Bytes of each buffer."""
+    alignments: tuple[int, ...]
+    bit_width: int
+    """Bits an element, from the extension type where the element type is private."""
+    pool_shape: tuple[int, int, int, int]
+    """(num_pages, page_size, num_heads, head_dim)."""
+    page_bytes: int
+    """Bytes of one page, 0 where a page of packed elements ends inside a byte (or holds nothing)."""
     violations: tuple[Violation, ...]
     """What a lenient reader tolerated; empty on every other descriptor."""
 
@@ -126,11 +140,25 @@ class TensorDescriptor:
             violations=(),
             _relayed=_relayed,
         )
+        self._derive()
         self._set(_encoded=self._checked_bytes())
 
     def _set(self, **fields: Any) -> None:
         for name, value in fields.items():
             object.__setattr__(self, name, value)
+
+    def _derive(self) -> None:
+        """What readers and writers ask for again and again."""
+        layout, extension = self.layout, self.extension_type
+        bits = self.dtype.bit_width if extension is None else extension.bit_width
+        page_bits = layout.page_size * self.shape[1] * self.shape[2] * bits
+        self._set(
+            sizes=tuple(handle.byte_size for handle in self.buffers),
+            alignments=tuple(handle.alignment for handle in self.buffers),
+            bit_width=bits,
+            pool_shape=(layout.num_pages, layout.page_size, *self.shape[1:]),
+            page_bytes=0 if page_bits % 8 else page_bits // 8,
+        )
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"TensorDescriptor is frozen: cannot set {name}")
@@ -163,11 +191,6 @@ class TensorDescriptor:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _decode_pickled, (self._encoded, not self.violations)
-
-    @property
-    def bit_width(self) -> int:
-        """Bits an element, from the extension type where the element type is private."""
-        return self.extension_type.bit_width if self.extension_type is not None else self.dtype.bit_width
 
     @property
     def encoded_length(self) -> int:
@@ -406,6 +429,7 @@ def _from_fields(fields: Fields, data: bytes, violations: tuple[Violation, ...])
         # What a newer minor version put behind the tables we know is dropped, and its number with it.
         _relayed=_Relayed(front.version_minor if whole else 0, b"" if scheme is None else scheme.padding),
     )
+    descriptor._derive()
     # Bytes that are written back as they came; what a statistics mask leaves out is written 0.
     same = (whole and fields.statistics is None) or violations
     descriptor._set(_encoded=data if same else build_descriptor(descriptor._fields()))

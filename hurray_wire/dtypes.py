@@ -30,12 +30,18 @@ class Dtype:
         (2, 4)
     """
 
-    __slots__ = ("bit_width", "name", "numpy", "tag")
+    __slots__ = ("bit_width", "is_flat", "is_private", "is_sub_byte", "name", "numpy", "tag")
 
     name: str
     tag: int
     bit_width: int
     numpy: np.dtype[Any] | None
+    is_private: bool
+    """A type of somebody's own, 0xF0 to 0xFE; an extension section gives its width."""
+    is_sub_byte: bool
+    """Several elements share a byte: pools of it travel packed."""
+    is_flat: bool
+    """Pools of it are handed out as one run of uint8: packed types, and those that NumPy cannot name."""
 
     def __init__(self, name: str, tag: int, bit_width: int, numpy: npt.DTypeLike | None = None) -> None:
         for field, value in (
@@ -43,6 +49,9 @@ class Dtype:
             ("tag", int(tag)),
             ("bit_width", bit_width),
             ("numpy", None if numpy is None else np.dtype(numpy)),
+            ("is_private", tag in PRIVATE_TYPES),
+            ("is_sub_byte", 0 < bit_width < 8),
+            ("is_flat", numpy is None or bit_width < 8),
         ):
             object.__setattr__(self, field, value)
 
@@ -59,21 +68,6 @@ class Dtype:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Dtype.private if self.is_private else Dtype.of), (self.tag,)
-
-    @property
-    def is_private(self) -> bool:
-        """A type of somebody's own, 0xF0 to 0xFE; an extension section gives its width."""
-        return self.tag in PRIVATE_TYPES
-
-    @property
-    def is_sub_byte(self) -> bool:
-        """Several elements share a byte: pools of it travel packed."""
-        return 0 < self.bit_width < 8
-
-    @property
-    def is_flat(self) -> bool:
-        """Pools of it are handed out as one run of uint8: packed types, and those that NumPy cannot name."""
-        return self.numpy is None or self.is_sub_byte
 
     @staticmethod
     def of(x: Any) -> Dtype:

@@ -116,6 +116,11 @@ def largest(array: IntArray) -> int:
     return int(array.item(array.argmax())) if array.size else 0
 
 
+def some(mask: npt.NDArray[np.bool_]) -> bool:
+    """Whether any holds: as `any`, at a fifth of its overhead on short masks."""
+    return bool(mask.size and mask.item(mask.argmax()))
+
+
 def check_seq_ptr(seq_ptr: IntArray, entries: int) -> list[Violation]:
     """Starts at 0, never decreases, ends at the number of table entries (section 1)."""
     if not seq_ptr.size:
@@ -138,7 +143,7 @@ def check_seq_ptr(seq_ptr: IntArray, entries: int) -> list[Violation]:
 
 def _ascending(seq_ptr: IntArray) -> bool:
     if seq_ptr.size <= _CHUNKED_ABOVE:
-        return not np.less(seq_ptr[1:], seq_ptr[:-1]).any()
+        return not some(np.less(seq_ptr[1:], seq_ptr[:-1]))
     starts = range(0, seq_ptr.size - 1, _CHUNK_ENTRIES)
     chunks = (seq_ptr[i : i + _CHUNK_ENTRIES + 1] for i in starts)
     return not any(np.less(chunk[1:], chunk[:-1]).any() for chunk in chunks)
@@ -167,9 +172,8 @@ def check_seq_lens(seq_lens: IntArray, seq_ptr: IntArray, page_size: int, total_
         message = f"has {seq_lens.size} entries, must have num_seqs {seq_ptr.size - 1}"
         return [Violation(Code.SEQ_LENS_COUNT, "seq_lens", message)]
     violations = []
-    # Pages and lengths are compared as counts of whole pages, which cannot overflow as tokens could.
-    over = _pages_needed(seq_lens, page_size) > seq_ptr[1:] - seq_ptr[:-1]
-    if over.any():
+    over = _over_capacity(seq_lens, seq_ptr, page_size)
+    if some(over):
         found = offence(over, seq_lens)
         pages = int(seq_ptr[found.at + 1]) - int(seq_ptr[found.at])
         message = f"is {found.value}, but sequence {found.at} has {pages} pages of {page_size}"
@@ -181,18 +185,19 @@ def check_seq_lens(seq_lens: IntArray, seq_ptr: IntArray, page_size: int, total_
     return violations
 
 
-def _pages_needed(seq_lens: IntArray, page_size: int) -> IntArray:
-    # In the array's own type where the sum below cannot wrap in it.
-    if largest(seq_lens) + page_size - 1 <= np.iinfo(seq_lens.dtype).max:
-        return (seq_lens + seq_lens.dtype.type(page_size - 1)) // seq_lens.dtype.type(page_size)
-    wide = seq_lens.astype(np.uint64)
-    return wide // np.uint64(page_size) + (wide % np.uint64(page_size) > 0)
+def _over_capacity(seq_lens: IntArray, seq_ptr: IntArray, page_size: int) -> npt.NDArray[np.bool_]:
+    """Where a length is more than its pages hold."""
+    pages = seq_ptr[1:] - seq_ptr[:-1]
+    if seq_ptr.item(-1) * page_size < 1 << (8 * seq_ptr.itemsize):  # then no product wraps
+        return seq_lens > pages * page_size
+    wide, size = seq_lens.astype(np.uint64), np.uint64(page_size)
+    return wide // size + (wide % size > 0) > pages
 
 
 def exact_sum(array: IntArray) -> int:
     """The sum as an unbounded integer."""
     if largest(array) * array.size < 1 << 63:
-        return int(np.add.reduce(array, dtype=np.int64))
+        return int(np.add.reduce(array))
     return sum(map(int, array.tolist()))
 
 

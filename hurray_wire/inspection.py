@@ -221,7 +221,7 @@ def inspection_of(
 ) -> Inspection:
     """The inspection of a frame whose bytes `header` begins with."""
     prologue, base = head.prologue, head.base
-    at = base if found is None else base + int(head.table.rows(SectionKind.DESCRIPTOR)[0]["offset"])
+    at = base if found is None else base + head.table.first(SectionKind.DESCRIPTOR).offset
     return Inspection(
         "hrkv",
         (prologue.version_major, prologue.version_minor),

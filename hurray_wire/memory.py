@@ -55,6 +55,16 @@ def address(memory: Bytes) -> int:
     return int(memory.__array_interface__["data"][0])
 
 
+_OF_ALIGNMENT = {width: np.dtype(f"u{width}") for width in (2, 4, 8)}
+
+
+def _fits(data: Bytes, alignment: int) -> bool:
+    """Whether elements of this alignment can be viewed where the bytes lie; asked of NumPy, which is quick at it."""
+    if data.size < alignment or alignment == 1:
+        return True
+    return bool(np.ndarray(1, _OF_ALIGNMENT[alignment], data).flags.aligned)
+
+
 def element_alignment(descriptor: TensorDescriptor, buffer: int) -> int:
     """The alignment that a view of this buffer's elements needs, in bytes."""
     if buffer == 0:
@@ -72,7 +82,7 @@ def placed(data: Bytes, descriptor: TensorDescriptor, buffer: int, options: Deco
     Raises:
         UnsupportedError: `copy_required`.
     """
-    fits = not data.size or address(data) % element_alignment(descriptor, buffer) == 0
+    fits = _fits(data, element_alignment(descriptor, buffer))
     if options.copy or (not fits and options.copy is None):
         own = allocated(data.size, options.alloc)
         np.copyto(own, data)

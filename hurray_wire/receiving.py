@@ -182,11 +182,11 @@ def frame_into(
     parts = tables_only(found, small, fetch, options)
 
     def write(index: int) -> None:
-        entry = found.head.table.entries[index]
-        stored = fetch(int(entry["offset"]), int(entry["stored_length"]))
+        entry = found.head.table.records[index]
+        stored = fetch(entry.offset, entry.stored_length)
         if options.verify:
             frame_reader.verify_section(found.head, index, stored)
-        target.put(int(entry["raw_offset"]), int(entry["raw_length"]), _decoder(found.head, index, stored))
+        target.put(entry.raw_offset, entry.raw_length, _decoder(found.head, index, stored))
 
     rows = found.head.table.kinds.get(int(SectionKind.PAGE_POOL), slice(0, 0))
     threads = default_threads(found.descriptor.buffers[0].byte_size, options.threads)
@@ -216,7 +216,7 @@ def tables_only(
 
 
 def _decoder(head: frame_reader.Head, index: int, stored: Bytes) -> Chunk:
-    if int(head.table.entries[index]["codec"]) == Codec.RAW:
+    if head.table.records[index].codec == Codec.RAW:
         return Chunk(stored, None)
     return Chunk(None, lambda out: frame_reader.decode_chunk(head, index, stored, out))
 
@@ -371,7 +371,7 @@ def _run(ids: Int64Array) -> slice | Int64Array:
 def destination(descriptor: TensorDescriptor, pool: Any, page_ids: Any) -> Destination:
     """A receiver's pool and ids, held to the descriptor before anything is written."""
     array, layout = as_array(pool), descriptor.layout
-    page_bytes = frame_reader.page_bytes_of(descriptor)
+    page_bytes = descriptor.page_bytes
     flat = descriptor.dtype.is_flat
     if not array.flags.writeable:
         raise ValueError("the pool is read-only")

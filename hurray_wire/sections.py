@@ -91,20 +91,22 @@ class SectionTable:
     """A table that keeps the rules of stage 3; `entries` without their checksums."""
 
     entries: Entries
+    records: tuple[Any, ...]
+    """The same entries as plain integers, for looking at one."""
     kinds: dict[int, slice]
     """The rows of each kind."""
+    payload: tuple[int, ...]
+    """The rows whose checksums `verify` asks for: page_pool, scales, zero_points, where they have one."""
+    unknown: tuple[int, ...]
+    """The rows that only a later version knows."""
 
     def rows(self, kind: int) -> Entries:
         """The entries of a kind, none where it does not stand."""
         return self.entries[self.kinds.get(kind, slice(0, 0))]
 
-    def one(self, kind: int) -> tuple[int, int] | None:
-        """Offset and stored length of a kind that stands at most once."""
-        rows = self.kinds.get(kind)
-        if rows is None:
-            return None
-        entry = self.entries[rows.start]
-        return int(entry["offset"]), int(entry["stored_length"])
+    def first(self, kind: int) -> Any:
+        """The first record of a kind that stands here."""
+        return self.records[self.kinds[kind].start]
 
 
 _seen: dict[int, tuple[bytes, SectionTable]] = {}
@@ -262,7 +264,11 @@ def _checked(entries: Entries, frame_length: int, base: int) -> SectionTable:
     if len(own) and _DESCRIPTOR not in rows:
         message = "there is no descriptor section"
         raise FrameError(message, code=Code.SECTION_KIND, where="sections[0].kind", offset=base + PROLOGUE_PLAN.size)
-    return SectionTable(own, rows)
+    records = tuple(map(SECTION_PLAN.make, SECTION_PLAN.packed.iter_unpack(own.tobytes())))
+    checked = [i for i, entry in enumerate(records) if is_checked(entry)]
+    payload = tuple(i for i in checked if records[i].kind in BUFFERS and records[i].kind not in _ALWAYS_CHECKED)
+    unknown = tuple(i for i, entry in enumerate(records) if entry.flags & _OPTIONAL)
+    return SectionTable(own, records, rows, payload, unknown)
 
 
 def _check_order(entries: Entries, base: int) -> None:
@@ -311,7 +317,7 @@ def _absent(table: SectionTable) -> Mask | None:
 
 def is_checked(entry: Any) -> bool:
     """Whether an entry states a checksum."""
-    return bool(int(entry["flags"]) & _CHECKSUM)
+    return bool(entry.flags & _CHECKSUM)
 
 
 def header_bytes(table: SectionTable, frame_length: int) -> int:
@@ -327,6 +333,8 @@ class Cover(NamedTuple):
     """A table that fits its descriptor: `raw[i]` is where buffer i begins when it is one raw run, else None."""
 
     raw: tuple[int | None, ...]
+    raw_tables: bool
+    """Whether block_table and seq_ptr are stored as they are."""
     gaps: tuple[tuple[int, int], ...]
     """Where padding lies between sections: start and end, from the frame's first byte."""
     alignment: int
@@ -367,7 +375,8 @@ def _covered(
     starts = entries["offset"].tolist()
     gaps = tuple((end, start) for end, start in zip(ends[:-1], starts, strict=True) if end < start)
     raw = tuple(_raw_start(table, buffer) for buffer in range(len(sizes)))
-    return Cover(raw, gaps, frame_alignment(sizes, alignments), ends[-1])
+    plain = all(start is not None or not size for start, size in zip(raw[1:3], sizes[1:3], strict=True))
+    return Cover(raw, plain, gaps, frame_alignment(sizes, alignments), ends[-1])
 
 
 def _check_buffer(table: SectionTable, buffer: int, size: int, base: int) -> None:

@@ -18,7 +18,7 @@ from hurray_wire.arrays import Bytes, frozen
 from hurray_wire.assembly import Parts, assemble
 from hurray_wire.dequantization import to_float32
 from hurray_wire.descriptor import TensorDescriptor
-from hurray_wire.dtypes import Dtype, clear_tail, packed_bytes, unpack, unpack_codes
+from hurray_wire.dtypes import Dtype, clear_tail, unpack, unpack_codes
 from hurray_wire.errors import Code, UnsupportedError, Violation, violations_error
 from hurray_wire.indices import Int64Array, IntArray
 from hurray_wire.layout import BlockPagedLayout
@@ -246,9 +246,7 @@ class BlockPagedTensor:
     @property
     def page_bytes(self) -> int:
         """Bytes of one page, 0 where a page of packed elements ends inside a byte (or holds nothing)."""
-        elements = self.page_size * self.num_heads * self.head_dim
-        bits = elements * self.descriptor.bit_width
-        return 0 if bits % 8 else packed_bytes(elements, self.descriptor.bit_width)
+        return self.descriptor.page_bytes
 
     def __repr__(self) -> str:
         tokens, heads, dim = self.shape

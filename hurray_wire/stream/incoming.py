@@ -299,12 +299,12 @@ class FrameIncoming(Incoming):
         head, at = self.found.head, self.front.size
         rows = head.table.kinds.get(int(SectionKind.PAGE_POOL), slice(0, 0))
         for index in range(rows.start, rows.stop):
-            entry = head.table.entries[index]
-            start, stored = int(entry["offset"]), int(entry["stored_length"])
+            entry = head.table.records[index]
+            start, stored = entry.offset, entry.stored_length
             gap = np.empty(start - at, np.uint8)
             yield from fill(gap, self.base, "frame_length", needed=self.total_bytes, have=at)
             frame_reader.check_padding(gap, self.base + at)
-            if int(entry["codec"]) == Codec.RAW:
+            if entry.codec == Codec.RAW:
                 yield from self._raw_chunk(index, target)
             else:
                 yield from self._coded_chunk(index, target)
@@ -313,11 +313,11 @@ class FrameIncoming(Incoming):
 
     def _raw_chunk(self, index: int, target: Destination) -> Asking:
         """Straight into the pages, hashed as they come."""
-        entry = self.found.head.table.entries[index]
+        entry = self.found.head.table.records[index]
         checked = self.options.verify and is_checked(entry)
         digest = xxhash.xxh3_64()
-        begin, offset = int(entry["raw_offset"]), int(entry["offset"])
-        for start, vector, done in target.vectors(begin, int(entry["raw_length"]), _SCRATCH_BYTES):
+        begin, offset = entry.raw_offset, entry.offset
+        for start, vector, done in target.vectors(begin, entry.raw_length, _SCRATCH_BYTES):
             have = offset + start - begin
             yield from fill_vector(list(vector), self.base, have, self.total_bytes)
             if checked:
@@ -330,14 +330,14 @@ class FrameIncoming(Incoming):
 
     def _coded_chunk(self, index: int, target: Destination) -> Asking:
         head = self.found.head
-        entry = head.table.entries[index]
-        stored = np.empty(int(entry["stored_length"]), np.uint8)
-        have = int(entry["offset"])
+        entry = head.table.records[index]
+        stored = np.empty(entry.stored_length, np.uint8)
+        have = entry.offset
         yield from fill(stored, self.base, "frame_length", needed=self.total_bytes, have=have)
         if self.options.verify:
             frame_reader.verify_section(head, index, stored)
         chunk = Chunk(None, lambda out: frame_reader.decode_chunk(head, index, stored, out))
-        target.put(int(entry["raw_offset"]), int(entry["raw_length"]), chunk)
+        target.put(entry.raw_offset, entry.raw_length, chunk)
 
     def skip(self) -> Asking:
         have = self.front.size

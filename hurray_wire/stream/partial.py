@@ -160,14 +160,14 @@ def _opened(reader: _Reader, offset: int, options: DecodeOptions) -> Frame:
 
 
 def _runs_of(head: frame_reader.Head, descriptor: TensorDescriptor) -> list[_Run]:
-    page_bytes = frame_reader.page_bytes_of(descriptor)
+    page_bytes = descriptor.page_bytes
     rows = head.table.kinds.get(int(SectionKind.PAGE_POOL), slice(0, 0))
     runs = []
     for index in range(rows.start, rows.stop):
-        entry = head.table.entries[index]
-        raw = int(entry["codec"]) == Codec.RAW
-        first, count = (int(entry[name]) // max(1, page_bytes) for name in ("raw_offset", "raw_length"))
-        runs.append(_Run(first, count, head.base + int(entry["offset"]), int(entry["stored_length"]), index, raw))
+        entry = head.table.records[index]
+        raw = entry.codec == Codec.RAW
+        first, count = (n // max(1, page_bytes) for n in (entry.raw_offset, entry.raw_length))
+        runs.append(_Run(first, count, head.base + entry.offset, entry.stored_length, index, raw))
     return runs
 
 
@@ -216,7 +216,7 @@ class Frame:
         self._firsts = np.array([run.first_page for run in runs], np.int64)
         self._options = options
         self._found = found
-        self._page_bytes = frame_reader.page_bytes_of(parts.descriptor)
+        self._page_bytes = parts.descriptor.page_bytes
 
     # What to read.
 
