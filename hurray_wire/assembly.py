@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -421,7 +421,7 @@ def of_buffers(
     metadata: dict[str, Any] | None,
     *,
     strict: bool,
-    offsets: Sequence[int] | None = None,
+    offsets: Callable[[], Sequence[int]] | None = None,
 ) -> Parts:
     """The parts of a tensor from its buffers' bytes: stage 9 (section 3).
 
@@ -430,7 +430,7 @@ def of_buffers(
             where the descriptor has them; viewed.
         tables: block_table and seq_ptr, as copies of the input that nobody else can change.
         seq_lens: likewise the bytes of a frame's section; None where there is none.
-        offsets: where each buffer begins in the input, for errors.
+        offsets: asked where each buffer begins in the input, for errors.
     """
     layout = descriptor.layout
     index = INDEX_DTYPES[layout.block_table_index_type]
@@ -439,7 +439,7 @@ def of_buffers(
     lens = None if seq_lens is None else _indices(seq_lens, index)
     violations = _check_tables(descriptor, table, ptr, lens)
     if violations:
-        violations = _placed(violations, offsets, index.itemsize)
+        violations = _placed(violations, None if offsets is None else offsets(), index.itemsize)
         if strict:
             raise violations_error(violations)
         lens = None

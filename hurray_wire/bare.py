@@ -109,7 +109,9 @@ def read_bare(data: Bytes, offset: int, options: DecodeOptions, *, alone: bool) 
     count = len(item.buffers)
     pool, *scales = (placed(item.buffers[i], item.descriptor, i, options) for i in range(count) if i not in (1, 2))
     tables = item.buffers[1].tobytes(), item.buffers[2].tobytes()
-    parts = of_buffers(item.descriptor, pool, tables, scales, None, None, strict=options.strict, offsets=item.starts)
+    parts = of_buffers(
+        item.descriptor, pool, tables, scales, None, None, strict=options.strict, offsets=lambda: item.starts
+    )
     return parts, item.end
 
 

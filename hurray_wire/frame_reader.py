@@ -230,7 +230,7 @@ def verify_section(head: Head, index: int, stored: Bytes | bytes) -> None:
     entry = head.table.records[index]
     if not entry.flags & _CHECKSUM:
         return
-    found, stated = xxhash.xxh3_64_intdigest(stored), int(head.checksums[index])
+    found, stated = xxhash.xxh3_64_intdigest(stored), head.checksums.item(index)
     if found != stated:
         kind = entry.kind
         name = SectionKind(kind).name.lower() if kind in set(SectionKind) else f"kind {kind:#04x}"
@@ -344,9 +344,11 @@ def decode_rows(found: Described, buffer: int, fetch: Fetch, out: Bytes, options
 
 
 def decoded_tables(found: Described, small: Small, options: DecodeOptions) -> tuple[bytes, bytes]:
-    """block_table and seq_ptr decoded: as they were stored, unless a writer compressed them."""
-    if found.cover.raw_tables:
-        return small.tables
+    """block_table and seq_ptr: as they were stored, unless a writer compressed them."""
+    return small.tables if found.cover.raw_tables else _decoded_tables(found, small, options)
+
+
+def _decoded_tables(found: Described, small: Small, options: DecodeOptions) -> tuple[bytes, bytes]:
     tables = []
     for kind, stored in zip(_TABLES, small.tables, strict=True):
         buffer = kind - BUFFERS.start
@@ -427,7 +429,7 @@ def finish(found: Described, small: Small, fetch: Fetch, options: DecodeOptions)
     """The end of stage 8 and stage 9: buffers in memory, tables checked."""
     count = len(found.descriptor.buffers)
     pool = read_buffer(found, 0, fetch, options)
-    scales = [read_buffer(found, i, fetch, options) for i in range(3, count)]
+    scales = [read_buffer(found, i, fetch, options) for i in range(3, count)] if count > 3 else ()
     tables = decoded_tables(found, small, options)
     return of_buffers(
         found.descriptor,
@@ -437,7 +439,7 @@ def finish(found: Described, small: Small, fetch: Fetch, options: DecodeOptions)
         small.seq_lens,
         found.metadata,
         strict=options.strict,
-        offsets=table_offsets(found),
+        offsets=lambda: table_offsets(found),
     )
 
 

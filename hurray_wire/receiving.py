@@ -211,7 +211,7 @@ def tables_only(
         small.seq_lens,
         found.metadata,
         strict=options.strict,
-        offsets=frame_reader.table_offsets(found),
+        offsets=lambda: frame_reader.table_offsets(found),
     )
 
 
@@ -226,7 +226,9 @@ def _bare_into(raw: Bytes, pool: Any, page_ids: Any, options: DecodeOptions) -> 
     target = destination(item.descriptor, pool, page_ids)
     scales = [placed(item.buffers[i], item.descriptor, i, options) for i in range(3, len(item.buffers))]
     tables = item.buffers[1].tobytes(), item.buffers[2].tobytes()
-    parts = of_buffers(item.descriptor, None, tables, scales, None, None, strict=options.strict, offsets=item.starts)
+    parts = of_buffers(
+        item.descriptor, None, tables, scales, None, None, strict=options.strict, offsets=lambda: item.starts
+    )
     size = item.descriptor.buffers[0].byte_size
     target.put(0, min(size, target.page_bytes * target.ids.size), Chunk(item.buffers[0], None))
     return BlockPagedTensor.of_parts(target.adopted(parts))

@@ -149,7 +149,7 @@ class BareIncoming(Incoming):
         starts = [self.base + self.head.size + sum(sizes[:i]) for i in range(len(sizes))]
         tables = rest[0].tobytes(), rest[1].tobytes()
         strict = self.options.strict
-        return of_buffers(self.descriptor, pool, tables, rest[2:], None, None, strict=strict, offsets=starts)
+        return of_buffers(self.descriptor, pool, tables, rest[2:], None, None, strict=strict, offsets=lambda: starts)
 
     def read(self) -> Asking:
         pool = allocated(self.descriptor.buffers[0].byte_size, self.options.alloc)

@@ -184,7 +184,7 @@ def _opened_bare(reader: _Reader, offset: int, options: DecodeOptions) -> Frame:
     starts = [offset + length + sum(sizes[:i]) for i in range(len(sizes))]
     read = [reader.exactly(starts[i], sizes[i], offset, total, f"buffers[{i}]") for i in range(1, len(sizes))]
     tables = read[0].tobytes(), read[1].tobytes()
-    parts = of_buffers(descriptor, None, tables, read[2:], None, None, strict=True, offsets=starts)
+    parts = of_buffers(descriptor, None, tables, read[2:], None, None, strict=True, offsets=lambda: starts)
     runs = [_Run(0, descriptor.layout.num_pages, starts[0], sizes[0], 0, raw=True)] if sizes[0] else []
     inspection = inspect_bare(data, 0, options)
     return Frame(reader, parts, runs, inspection, options, None)
