@@ -6,7 +6,9 @@ once, straight into place. Only offsets and checksums are computed here; which p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
@@ -14,12 +16,12 @@ import xxhash
 
 from hurray_wire.arrays import Bytes, as_bytes
 from hurray_wire.compression import compress_chunk, default_threads, run_chunks, shuffle_width
+from hurray_wire.descriptor import TensorDescriptor
 from hurray_wire.errors import Code, FrameError
 from hurray_wire.metadata import encode_metadata
 from hurray_wire.options import EncodeOptions
 from hurray_wire.payload import PageSource, Payload
 from hurray_wire.sections import (
-    BUFFERS,
     MAX_SECTIONS,
     Planned,
     align,
@@ -50,93 +52,147 @@ _RAW, _ZSTD = int(Codec.RAW), int(Codec.ZSTD)
 _NONE, _SHUFFLE = int(Filter.NONE), int(Filter.SHUFFLE)
 _CHECKSUM = int(SectionFlag.CHECKSUM)
 _LAST = int(FrameFlag.LAST)
-_POOL, _BLOCK_TABLE, _SEQ_PTR = int(SectionKind.PAGE_POOL), int(SectionKind.BLOCK_TABLE), int(SectionKind.SEQ_PTR)
+_POOL, _BLOCK_TABLE = int(SectionKind.PAGE_POOL), int(SectionKind.BLOCK_TABLE)
 _DESCRIPTOR, _SEQ_LENS, _METADATA = int(SectionKind.DESCRIPTOR), int(SectionKind.SEQ_LENS), int(SectionKind.METADATA)
 _MAY_DO_WITHOUT = frozenset((_POOL, int(SectionKind.SCALES), int(SectionKind.ZERO_POINTS)))
 
 
-class Section(NamedTuple):
-    """One section with its stored bytes, in as few pieces as its memory allows."""
+class Contents(NamedTuple):
+    """What a frame holds: kind and bytes of the sections before the pool, the pool's chunks as ranges of wire pages,
+    kind and bytes of the sections behind it."""
 
-    planned: Planned
-    pieces: Sequence[Bytes]
+    front: list[tuple[int, Bytes]]
+    ranges: Sequence[tuple[int, int]]
+    back: list[tuple[int, Bytes]]
 
 
-def small_sections(payload: Payload) -> list[tuple[int, Bytes]]:
+class Geometry(NamedTuple):
+    """Where everything lies: the section table with its checksums left 0, each section's offset and stored length."""
+
+    table: bytes
+    offsets: tuple[int, ...]
+    lengths: tuple[int, ...]
+    frame_length: int
+    ranges: tuple[tuple[int, int], ...]
+    hashed: tuple[int, ...]
+    """The rows that have a checksum."""
+
+
+# What the frame holds.
+
+
+def front_sections(payload: Payload) -> list[tuple[int, Bytes]]:
     """Kind and bytes of what stands before the buffers: descriptor, seq_lens, metadata."""
     sections = [(_DESCRIPTOR, as_bytes(payload.descriptor.encode()))]
     if payload.seq_lens is not None and payload.seq_lens.size:
         sections.append((_SEQ_LENS, payload.seq_lens))
-    metadata = encode_metadata(payload.metadata)
-    if metadata:
-        sections.append((_METADATA, as_bytes(metadata)))
+    if payload.metadata:
+        sections.append((_METADATA, as_bytes(encode_metadata(payload.metadata))))
     return sections
 
 
-def table_sections(payload: Payload) -> list[tuple[int, Bytes]]:
+def back_sections(payload: Payload) -> list[tuple[int, Bytes]]:
     """Kind and bytes of the non-empty buffers behind the pool."""
-    kinds = range(BUFFERS.start + 1, BUFFERS.start + 1 + len(payload.tables))
-    return [(kind, table) for kind, table in zip(kinds, payload.tables, strict=True) if table.size]
+    return [(_BLOCK_TABLE + i, table) for i, table in enumerate(payload.tables) if table.size]
 
 
-def chunk_ranges(pages: PageSource, options: EncodeOptions, others: int) -> list[tuple[int, int]]:
-    """The pool's chunks as ranges of wire pages: whole pages, doubled until 65535 sections suffice."""
-    if not pages.nbytes:
-        return []
+def pages_a_chunk(pages: PageSource, options: EncodeOptions, others: int) -> int:
+    """Whole pages, at least one, doubled until 65535 sections suffice."""
     asked = options.chunk_bytes or (COMPRESSED_CHUNK_BYTES if options.compression else RAW_CHUNK_BYTES)
-    step = max(1, asked // pages.page_bytes)
+    step = max(1, asked // max(1, pages.page_bytes))
     while -(-pages.num_pages // step) + others > MAX_SECTIONS:
         step *= 2
-    return [(start, min(start + step, pages.num_pages)) for start in range(0, pages.num_pages, step)]
+    return step
+
+
+def _ranges(num_pages: int, step: int) -> tuple[tuple[int, int], ...]:
+    return tuple((start, min(start + step, num_pages)) for start in range(0, num_pages, step))
+
+
+# Where it lies.
 
 
 def _raw(kind: int, raw_offset: int, length: int) -> Planned:
     return Planned(kind, _RAW, 0, raw_offset, length, length)
 
 
-def plan_raw(payload: Payload, options: EncodeOptions) -> tuple[list[Planned], list[tuple[int, int]]]:
-    """The sections of a frame without compression, from sizes alone, and the pool's chunks."""
-    small, tables = small_sections(payload), table_sections(payload)
-    ranges = chunk_ranges(payload.pages, options, len(small) + len(tables))
-    width = payload.pages.page_bytes
-    planned = [_raw(kind, 0, data.size) for kind, data in small]
-    planned += [_raw(_POOL, start * width, (stop - start) * width) for start, stop in ranges]
-    planned += [_raw(kind, 0, data.size) for kind, data in tables]
-    return planned, ranges
+def geometry_of(
+    planned: Sequence[Planned],
+    descriptor: GeometryKey | TensorDescriptor,
+    ranges: tuple[tuple[int, int], ...],
+    checksum: bool,
+    padded_to: int,
+) -> Geometry:
+    """Lay sections out; the frame is padded to the greater of its own alignment and `padded_to`."""
+    offsets, end = lay_out(planned, descriptor.alignments)
+    own = frame_alignment(descriptor.sizes, descriptor.alignments)
+    hashed = [checksum or section.kind not in _MAY_DO_WITHOUT for section in planned]
+    rows = zip(planned, offsets, hashed, strict=True)
+    table = b"".join(_entry(section, offset, asked) for section, offset, asked in rows)
+    lengths = tuple(section.stored_length for section in planned)
+    asked_rows = tuple(row for row, asked in enumerate(hashed) if asked)
+    return Geometry(table, tuple(offsets), lengths, align(end, max(own, padded_to)), ranges, asked_rows)
 
 
-def build_sections(payload: Payload, options: EncodeOptions) -> list[Section]:
-    """All sections with their bytes: chunks compressed where asked and worth it, else the pool's own memory."""
-    planned, ranges = plan_raw(payload, options)
-    small, tables = small_sections(payload), table_sections(payload)
-    threads = default_threads(payload.pages.nbytes, options.threads)
-    width = shuffle_width(payload.descriptor.bit_width // 8)
-    chunks = planned[len(small) : len(small) + len(ranges)]
-
-    def stored(item: tuple[Planned, tuple[int, int]]) -> Section:
-        return _stored(item[0], payload.pages, item[1], width)
-
-    if options.compression:
-        pool = run_chunks(stored, list(zip(chunks, ranges, strict=True)), threads=threads)
-    else:
-        pool = [Section(p, payload.pages.views(*r)) for p, r in zip(chunks, ranges, strict=True)]
-    others = [Section(_raw(kind, 0, data.size), (data,)) for kind, data in (*small, *tables)]
-    return [*others[: len(small)], *pool, *others[len(small) :]]
+def _entry(section: Planned, offset: int, hashed: bool) -> bytes:
+    return SECTION_PLAN.pack(
+        section.kind,
+        section.codec,
+        _SHUFFLE if section.element_width else _NONE,
+        section.element_width,
+        _CHECKSUM if hashed else 0,
+        0,
+        section.raw_offset,
+        section.raw_length,
+        offset,
+        section.stored_length,
+        0,
+    )
 
 
-def _stored(planned: Planned, pages: PageSource, chunk: tuple[int, int], width: int) -> Section:
-    pieces = pages.views(*chunk)
-    if len(pieces) == 1:
-        whole = pieces[0]
-    else:
-        whole = np.empty(planned.raw_length, np.uint8)
-        pages.copy(*chunk, whole)
-    shuffled = width if width and planned.raw_length % width == 0 else 0
-    compressed = compress_chunk(whole, shuffled)
-    if compressed is None:
-        return Section(planned, pieces)
-    data = as_bytes(compressed)
-    return Section(planned._replace(codec=_ZSTD, element_width=shuffled, stored_length=data.size), (data,))
+@lru_cache(maxsize=256)
+def _raw_geometry(
+    front: tuple[tuple[int, int], ...],
+    back: tuple[tuple[int, int], ...],
+    pages: tuple[int, int],
+    step: int,
+    descriptor: GeometryKey,
+    checksum: bool,
+    padded_to: int,
+) -> Geometry:
+    """Of a frame without compression, from sizes alone: the same for every layer and role of a cache."""
+    num_pages, page_bytes = pages
+    ranges = _ranges(num_pages, step) if page_bytes else ()
+    planned = [_raw(kind, 0, size) for kind, size in front]
+    planned += [_raw(_POOL, start * page_bytes, (stop - start) * page_bytes) for start, stop in ranges]
+    planned += [_raw(kind, 0, size) for kind, size in back]
+    return geometry_of(planned, descriptor, ranges, checksum, padded_to)
+
+
+class GeometryKey(NamedTuple):
+    """Of a descriptor, what decides where sections lie."""
+
+    sizes: tuple[int, ...]
+    alignments: tuple[int, ...]
+
+
+def raw_contents(payload: Payload, options: EncodeOptions, padded_to: int) -> tuple[Contents, Geometry]:
+    """A frame without compression: what it holds, and where."""
+    front, back = front_sections(payload), back_sections(payload)
+    pages = payload.pages
+    geometry = _raw_geometry(
+        tuple((kind, data.size) for kind, data in front),
+        tuple((kind, data.size) for kind, data in back),
+        (pages.num_pages, pages.page_bytes),
+        pages_a_chunk(pages, options, len(front) + len(back)),
+        GeometryKey(payload.descriptor.sizes, payload.descriptor.alignments),
+        options.checksum,
+        padded_to,
+    )
+    return Contents(front, geometry.ranges, back), geometry
+
+
+# Checksums and the header.
 
 
 def _digest(pieces: Sequence[Bytes]) -> int:
@@ -148,47 +204,19 @@ def _digest(pieces: Sequence[Bytes]) -> int:
     return digest.intdigest()
 
 
-def _checked(kind: int, options: EncodeOptions) -> bool:
-    return options.checksum or kind not in _MAY_DO_WITHOUT
+def build_header(geometry: Geometry, piece: Callable[[int], Sequence[Bytes]], options: EncodeOptions) -> bytes:
+    """Prologue, section table and header checksum; `piece`: the stored bytes of a section that has a checksum."""
+    rows = geometry.hashed
+    total = sum(geometry.lengths[row] for row in rows)
+    digests = run_chunks(lambda row: _digest(piece(row)), rows, threads=default_threads(total, options.threads))
+    header = bytearray(_prologue(len(geometry.offsets), geometry.frame_length, options) + geometry.table)
+    for row, digest in zip(rows, digests, strict=True):
+        _U64.pack_into(header, _CHECKSUM_AT + SECTION_PLAN.size * row, digest)
+    return _sealed(bytes(header))
 
 
-class Laid(NamedTuple):
-    """Sections in their places: where each begins, and how long the frame is."""
-
-    planned: Sequence[Planned]
-    offsets: Sequence[int]
-    frame_length: int
-
-
-def laid(planned: Sequence[Planned], payload: Payload, padded_to: int = MIN_ALIGNMENT) -> Laid:
-    """Lay sections out; the frame is padded to the greater of its own alignment and `padded_to`."""
-    handles = payload.descriptor.buffers
-    alignments = [handle.alignment for handle in handles]
-    offsets, end = lay_out(planned, alignments)
-    own = frame_alignment([handle.byte_size for handle in handles], alignments)
-    return Laid(planned, offsets, align(end, max(own, padded_to)))
-
-
-def build_header(frame: Laid, checksums: Sequence[int], options: EncodeOptions) -> bytes:
-    """Prologue, section table and header checksum."""
-    parts = [_prologue(len(frame.planned), frame.frame_length, options)]
-    for section, offset, checksum in zip(frame.planned, frame.offsets, checksums, strict=True):
-        parts.append(
-            SECTION_PLAN.pack(
-                section.kind,
-                section.codec,
-                _SHUFFLE if section.element_width else _NONE,
-                section.element_width,
-                _CHECKSUM if _checked(section.kind, options) else 0,
-                0,
-                section.raw_offset,
-                section.raw_length,
-                offset,
-                section.stored_length,
-                checksum,
-            )
-        )
-    return _sealed(b"".join(parts))
+_U64 = Struct("<Q")
+_CHECKSUM_AT = PROLOGUE_PLAN.size + SECTION_PLAN.offset_of("checksum")
 
 
 def _prologue(section_count: int, frame_length: int, options: EncodeOptions) -> bytes:
@@ -216,34 +244,99 @@ def closing_frame(options: EncodeOptions, padded_to: int = MIN_ALIGNMENT) -> byt
     return _sealed(_prologue(0, frame_length, options)).ljust(frame_length, b"\0")
 
 
+# The frame in pieces.
+
+
 def frame_parts(payload: Payload, options: EncodeOptions, padded_to: int = MIN_ALIGNMENT) -> list[Bytes]:
     """The frame's bytes in order: the pool's own memory where it is stored raw, small pieces joined."""
-    sections = build_sections(payload, options)
-    frame = laid([section.planned for section in sections], payload, padded_to)
-    threads = default_threads(payload.pages.nbytes, options.threads)
-    header = build_header(frame, _digests([s.pieces for s in sections], frame, options, threads), options)
-    return _joined(_in_order(header, sections, frame))
+    if options.compression:
+        contents, geometry, chunks = _compressed(payload, options, padded_to)
+        flat = None
+    else:
+        contents, geometry = raw_contents(payload, options, padded_to)
+        flat = payload.pages.flat()
+        chunks = [] if flat is not None else [payload.pages.views(*chunk) for chunk in contents.ranges]
+    pieces = _pieces(payload.pages, contents, flat, chunks)
+    header = build_header(geometry, pieces, options)
+    first, last = len(contents.front), len(contents.front) + len(contents.ranges)
+    if flat is not None and contents.ranges:  # raw chunks lie in one piece, in the frame as in memory
+        pool = [(geometry.offsets[first], flat.size, (flat,))]
+    else:
+        pool = [(geometry.offsets[row], geometry.lengths[row], pieces(row)) for row in range(first, last)]
+    front = [(geometry.offsets[row], geometry.lengths[row], pieces(row)) for row in range(first)]
+    back = [(geometry.offsets[row], geometry.lengths[row], pieces(row)) for row in range(last, len(geometry.offsets))]
+    return _joined(_in_order(header, [*front, *pool, *back], geometry.frame_length))
 
 
-def _digests(pieces: Sequence[Sequence[Bytes]], frame: Laid, options: EncodeOptions, threads: int) -> list[int]:
-    """The checksum of each section, 0 where it has none."""
+def _pieces(
+    pages: PageSource, contents: Contents, flat: Bytes | None, chunks: Sequence[Sequence[Bytes]]
+) -> Callable[[int], Sequence[Bytes]]:
+    """The stored bytes of a section, by its row; of a flat pool, the slice that the chunk is."""
+    first, width = len(contents.front), pages.page_bytes
+    last = first + len(contents.ranges)
 
-    def digest(index: int) -> int:
-        return _digest(pieces[index]) if _checked(frame.planned[index].kind, options) else 0
+    def piece(row: int) -> Sequence[Bytes]:
+        if row < first:
+            return (contents.front[row][1],)
+        if row >= last:
+            return (contents.back[row - last][1],)
+        if flat is None:
+            return chunks[row - first]
+        start, stop = contents.ranges[row - first]
+        return (flat[start * width : stop * width],)
 
-    return run_chunks(digest, range(len(pieces)), threads=threads)
+    return piece
 
 
-def _in_order(header: bytes, sections: Sequence[Section], frame: Laid) -> Iterator[Bytes]:
+def _compressed(
+    payload: Payload, options: EncodeOptions, padded_to: int
+) -> tuple[Contents, Geometry, list[Sequence[Bytes]]]:
+    """Every chunk compressed where that is worth it, and where all lies then."""
+    front, back, pages = front_sections(payload), back_sections(payload), payload.pages
+    step = pages_a_chunk(pages, options, len(front) + len(back))
+    ranges = _ranges(pages.num_pages, step) if pages.page_bytes else ()
+    width = shuffle_width(payload.descriptor.bit_width // 8)
+    threads = default_threads(pages.nbytes, options.threads)
+    chunks = run_chunks(lambda chunk: _stored(pages, chunk, width), ranges, threads=threads)
+    planned = [_raw(kind, 0, data.size) for kind, data in front]
+    planned += [section for section, _ in chunks]
+    planned += [_raw(kind, 0, data.size) for kind, data in back]
+    geometry = geometry_of(planned, payload.descriptor, ranges, options.checksum, padded_to)
+    return Contents(front, ranges, back), geometry, [pieces for _, pieces in chunks]
+
+
+def _stored(pages: PageSource, chunk: tuple[int, int], width: int) -> tuple[Planned, Sequence[Bytes]]:
+    """One chunk as it is stored: compressed, or the pool's own memory."""
+    start, stop = (page * pages.page_bytes for page in chunk)
+    planned = _raw(_POOL, start, stop - start)
+    pieces = pages.views(*chunk)
+    if len(pieces) == 1:
+        whole = pieces[0]
+    else:
+        whole = np.empty(planned.raw_length, np.uint8)
+        pages.copy(*chunk, whole)
+    shuffled = width if width and planned.raw_length % width == 0 else 0
+    compressed = compress_chunk(whole, shuffled)
+    if compressed is None:
+        return planned, pieces
+    data = as_bytes(compressed)
+    return planned._replace(codec=_ZSTD, element_width=shuffled, stored_length=data.size), (data,)
+
+
+Block = tuple[int, int, Sequence[Bytes]]
+"""Offset in the frame, length, and the bytes in pieces."""
+
+
+def _in_order(header: bytes, blocks: Sequence[Block], frame_length: int) -> Iterator[Bytes]:
     yield as_bytes(header)
     end = len(header)
-    for section, offset in zip(sections, frame.offsets, strict=True):
+    for offset, length, pieces in blocks:
         if offset > end:
             yield np.zeros(offset - end, np.uint8)
-        yield from section.pieces
-        end = offset + section.planned.stored_length
-    if frame.frame_length > end:
-        yield np.zeros(frame.frame_length - end, np.uint8)
+        yield from pieces
+        end = offset + length
+    if frame_length > end:
+        yield np.zeros(frame_length - end, np.uint8)
 
 
 def _joined(pieces: Iterator[Bytes]) -> list[Bytes]:
@@ -264,30 +357,36 @@ def _joined(pieces: Iterator[Bytes]) -> list[Bytes]:
 
 def frame_size(payload: Payload, options: EncodeOptions, padded_to: int = MIN_ALIGNMENT) -> int:
     """Bytes of the frame: exact when raw, an upper bound when compressed."""
-    planned, _ = plan_raw(payload, options)
+    _, geometry = raw_contents(payload, options, padded_to)
     if not options.compression:
-        return laid(planned, payload, padded_to).frame_length
+        return geometry.frame_length
     # Each compressed chunk is smaller than raw, and may stand up to 7 bytes behind the one before it.
-    return laid(planned, payload, padded_to).frame_length + align(8 * len(planned), MIN_ALIGNMENT)
+    return geometry.frame_length + align(8 * len(geometry.offsets), MIN_ALIGNMENT)
+
+
+# The frame in one piece.
 
 
 def write_frame(payload: Payload, options: EncodeOptions, out: Bytes) -> None:
     """A raw frame into `out`, of exactly `frame_size`: the pool is copied once, then hashed where it lies."""
-    planned, ranges = plan_raw(payload, options)
-    frame = laid(planned, payload)
-    smalls = [data for _, data in small_sections(payload)]
-    tables = [data for _, data in table_sections(payload)]
-    threads = default_threads(payload.pages.nbytes, options.threads)
-    if ranges:
-        start = frame.offsets[len(smalls)]
-        _copy_pool(payload.pages, ranges, out[start : start + payload.pages.nbytes], threads)
-    singles = [*range(len(smalls)), *range(len(planned) - len(tables), len(planned))]
-    for index, data in zip(singles, [*smalls, *tables], strict=True):
-        out[frame.offsets[index] :][: data.size] = data
-    stored = [(out[o : o + p.stored_length],) for p, o in zip(planned, frame.offsets, strict=True)]
-    header = build_header(frame, _digests(stored, frame, options, threads), options)
+    contents, geometry = raw_contents(payload, options, MIN_ALIGNMENT)
+    first = len(contents.front)
+    if contents.ranges:
+        start = geometry.offsets[first]
+        threads = default_threads(payload.pages.nbytes, options.threads)
+        _copy_pool(payload.pages, contents.ranges, out[start : start + payload.pages.nbytes], threads)
+    rows = [*range(first), *range(first + len(contents.ranges), len(geometry.offsets))]
+    for row, (_, data) in zip(rows, [*contents.front, *contents.back], strict=True):
+        out[geometry.offsets[row] :][: data.size] = data
+    offsets, lengths = geometry.offsets, geometry.lengths
+    header = build_header(geometry, lambda row: (out[offsets[row] :][: lengths[row]],), options)
     out[: len(header)] = as_bytes(header)
-    _clear_padding(frame, len(header), out)
+    end = len(header)
+    for offset, length in zip(geometry.offsets, geometry.lengths, strict=True):
+        if offset > end:
+            out[end:offset] = 0
+        end = offset + length
+    out[end:] = 0
 
 
 def _copy_pool(pages: PageSource, ranges: Sequence[tuple[int, int]], out: Bytes, threads: int) -> None:
@@ -303,15 +402,6 @@ def _copy_pool(pages: PageSource, ranges: Sequence[tuple[int, int]], out: Bytes,
     run_chunks(copy, range(count), threads=count)
 
 
-def _clear_padding(frame: Laid, header: int, out: Bytes) -> None:
-    end = header
-    for section, offset in zip(frame.planned, frame.offsets, strict=True):
-        if offset > end:
-            out[end:offset] = 0
-        end = offset + section.stored_length
-    out[end:] = 0
-
-
 def frame_header(payload: Payload, options: EncodeOptions) -> bytes:
     """The frame up to its first buffer's offset, padding included, for buffers that travel by other means.
 
@@ -321,13 +411,11 @@ def frame_header(payload: Payload, options: EncodeOptions) -> bytes:
     if options.compression:
         message = "the header of a compressed frame describes bytes that nobody sends: use compression=None"
         raise FrameError(message, code=Code.SECTION_CODEC, where="compression")
-    parts: list[Bytes] = []
-    planned, ranges = plan_raw(payload, options)
-    frame = laid(planned, payload)
-    small = len(planned) - len(ranges) - len(table_sections(payload))
-    sections = build_sections(payload, options)
-    threads = default_threads(payload.pages.nbytes, options.threads)
-    header = build_header(frame, _digests([s.pieces for s in sections], frame, options, threads), options)
-    before = sections[:small]
-    parts = list(_in_order(header, before, Laid(planned[:small], frame.offsets[:small], frame.offsets[small])))
-    return b"".join(parts)
+    contents, geometry = raw_contents(payload, options, MIN_ALIGNMENT)
+    flat = payload.pages.flat()
+    chunks = [] if flat is not None else [payload.pages.views(*chunk) for chunk in contents.ranges]
+    pieces = _pieces(payload.pages, contents, flat, chunks)
+    header = build_header(geometry, pieces, options)
+    first = len(contents.front)
+    front = [(geometry.offsets[row], geometry.lengths[row], pieces(row)) for row in range(first)]
+    return b"".join(_in_order(header, front, geometry.offsets[first]))

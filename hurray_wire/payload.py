@@ -59,6 +59,10 @@ class PageSource:
         """Whether every page is sent as it is."""
         return self._ids is None and self._owned is None
 
+    def flat(self) -> Bytes | None:
+        """All pages as one piece of the pool's own memory, or None where they are not that."""
+        return self._pool.flat() if self._ids is None and self._owned is None else None
+
     def _clean(self, start: int, stop: int) -> bool:
         return self._owned is None or bool((self._owned[start:stop] == self._page_size).all())
 
@@ -249,6 +253,8 @@ def _scale_bytes(parts: Parts, owned: Int64Array | None) -> list[Bytes]:
 
 def _lens_bytes(seq_lens: IntArray, layout: BlockPagedLayout) -> Bytes:
     index = INDEX_DTYPES[layout.block_table_index_type]
+    if seq_lens.dtype == index:
+        return raw_view(seq_lens)
     if indices.largest(seq_lens) > np.iinfo(index).max:
         message = f"{layout.block_table_index_type} cannot hold a length of {indices.largest(seq_lens)}"
         raise UnsupportedError(message, code=Code.INDEX_TYPE, where="seq_lens")

@@ -1,0 +1,82 @@
+"""The data that is measured: pools of every size, and the values that caches hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import hurray_wire as hw
+
+REAL = Path(__file__).resolve().parent.parent.parent / "fixtures" / "real"
+PAGE = (16, 8, 128)
+"""page_size, num_heads, head_dim: 32 KiB a page in 16 bits."""
+
+
+def random_bytes(nbytes: int, seed: int = 0) -> npt.NDArray[np.uint8]:
+    """Noise."""
+    return np.frombuffer(np.random.default_rng(seed).bytes(nbytes), np.uint8).copy()
+
+
+def pool_of(nbytes: int, page: tuple[int, int, int] = PAGE) -> npt.NDArray[Any]:
+    """A float16 pool of about `nbytes`, every byte touched."""
+    pages = max(1, nbytes // (2 * page[0] * page[1] * page[2]))
+    return random_bytes(pages * 2 * page[0] * page[1] * page[2]).view(np.float16).reshape(pages, *page)
+
+
+def tensor_of(pool: npt.NDArray[Any], entries: int = 512, num_seqs: int = 64, **options: Any) -> hw.BlockPagedTensor:
+    """A batch over a pool: `entries` table entries shared out over `num_seqs` sequences."""
+    pages, page_size = pool.shape[:2]
+    table = np.arange(entries) * 7 % pages
+    ptr = np.linspace(0, entries, num_seqs + 1).astype(np.int64)
+    lens = np.maximum(np.diff(ptr) * page_size - 3, 0)
+    return hw.BlockPagedTensor(
+        pool, block_table=table, seq_ptr=ptr, seq_lens=lens, kv_role="key", layer_index=3, **options
+    )
+
+
+def real_bits(nbytes: int) -> npt.NDArray[np.uint16]:
+    """The real snapshot's tokens (bfloat16 bits, keys and values in turn), repeated to `nbytes`.
+
+    In each repetition every channel's values are shuffled on their own: the distributions stay, and nothing stands
+    twice for a compressor to find.
+    """
+    about = json.loads((REAL / "snapshot.json").read_text())
+    pools = [np.load(REAL / about["files"][role]["path"]) for role in ("key", "value")]
+    table, lens, ptr = (np.array(about[name]) for name in ("block_table", "seq_lens", "seq_ptr"))
+    tokens = np.concatenate([_tokens(pool, table, ptr, lens) for pool in pools], axis=1)
+    rng = np.random.default_rng(5)
+    count = -(-nbytes // tokens.nbytes)
+    return np.concatenate([rng.permuted(tokens, axis=0).reshape(-1) for _ in range(count)])[: nbytes // 2]
+
+
+def _tokens(pool: Any, table: Any, ptr: Any, lens: Any) -> npt.NDArray[np.uint16]:
+    """Every token of every sequence, its channels in a row."""
+    rows = [pool[table[a:b]].reshape(-1, pool[0, 0].size)[:n] for a, b, n in zip(ptr, ptr[1:], lens, strict=False)]
+    return np.concatenate(rows)
+
+
+def compressible(name: str, nbytes: int) -> npt.NDArray[Any]:
+    """A pool of the named kind: real bfloat16, the same as float16, float8, int8 per tensor; noise; half empty."""
+    values = real_bits(nbytes).view(hw.bfloat16.numpy)
+    if name == "bf16":
+        flat: npt.NDArray[Any] = values
+    elif name == "fp16":
+        flat = values.astype(np.float16)
+    elif name == "fp8":
+        flat = np.resize(values, nbytes).astype(np.float32).astype(hw.float8_e4m3.numpy)
+    elif name == "int8":
+        wide = np.resize(values, nbytes).astype(np.float32)
+        flat = np.clip(np.rint(wide / (np.abs(wide).max() / 127)), -127, 127).astype(np.int8)
+    elif name == "noise":
+        flat = random_bytes(nbytes).view(np.float16)
+    else:
+        flat = values.copy()
+        pages = flat[: flat.size // 2048 * 2048].reshape(-1, 2048)
+        pages[np.random.default_rng(1).random(len(pages)) < 0.4] = 0
+    per_page = 16 * 8 * 128
+    whole = flat.size // per_page
+    return flat[: whole * per_page].reshape(whole, 16, 8, 128)

@@ -1,0 +1,372 @@
+"""What is measured, in groups; each adds its rows to the results. Targets are ratios within one run."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import socket
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zstandard
+from caches import compressible, pool_of, tensor_of
+from measure import Results
+
+import hurray_wire as hw
+from hurray_wire import indices
+from hurray_wire.structs import descriptor as declared
+
+MiB = 1 << 20
+
+
+def copy_of(payload: Any) -> Callable[[], object]:
+    """A warm memory copy of the payload into a reused buffer: the yardstick W."""
+    source = np.ascontiguousarray(payload).reshape(-1).view(np.uint8)
+    target = np.empty_like(source)
+    target[:] = source
+    return lambda: np.copyto(target, source)
+
+
+def descriptors(results: Results, quick: bool) -> None:
+    """The fused descriptor against interpreted construct."""
+    data = tensor_of(pool_of(MiB)).descriptor.encode()
+    fields, parsed = declared.parse_descriptor(data), declared.DESCRIPTOR.parse(data)
+    took = results.race(
+        {
+            "parse": lambda: declared.parse_descriptor(data),
+            "construct parse": lambda: declared.DESCRIPTOR.parse(data),
+            "build": lambda: declared.build_descriptor(fields),
+            "construct build": lambda: declared.DESCRIPTOR.build(parsed),
+        }
+    )
+    for name, bound in (("parse", 40), ("build", 25)):
+        slow = took[f"construct {name}"]
+        row = results.add("descriptor", f"interpreted {name}", slow, took[name], f"fused {name}", at_least=bound)
+        row.note = f"fused {took[name] * 1e6:.2f} us"
+
+
+def frames(results: Results, quick: bool) -> None:
+    """Costs per frame that must not depend on the pool."""
+    sizes = [MiB, 16 * MiB] if quick else [MiB, 16 * MiB, 256 * MiB, 1024 * MiB]
+    work: dict[str, Callable[[], object]] = {}
+    for size in sizes:
+        tensor = tensor_of(pool_of(size))
+        name = f"{size // MiB} MiB"
+        work[f"decode, payload not verified, {name}"] = partial(hw.decode, hw.encode_buffer(tensor), verify=False)
+        work[f"encode_parts, no payload checksum, {name}"] = partial(hw.encode_parts, tensor, checksum=False)
+    took = results.race(work)
+    for verb in ("decode, payload not verified", "encode_parts, no payload checksum"):
+        least = took[f"{verb}, 1 MiB"]
+        for size in sizes:
+            name = f"{verb}, {size // MiB} MiB"
+            bound = 1.2 if verb.startswith("decode") else None
+            results.add("one frame", name, took[name], least, "1 MiB", at_most=bound)
+    small = tensor_of(pool_of(16 << 10, (16, 2, 8)), entries=64, num_seqs=8)
+    many = b"".join(hw.encode(small.replace(layer_index=i), sequence=i, last=i == 159) for i in range(160))
+    took = results.race({"160": lambda: sum(1 for _ in hw.iter_decode(many))})
+    results.add("one frame", "160 frames of 16 KiB, verified", took["160"], note=f"{took['160'] / 160e-6:.1f} us each")
+
+
+def memory(results: Results, quick: bool) -> None:
+    """Encoding and decoding whole pools against a warm copy."""
+    for size in [16 * MiB] if quick else [16 * MiB, 256 * MiB]:
+        _memory_of(results, size)
+
+
+def _memory_of(results: Results, size: int) -> None:
+    pool = pool_of(size)
+    tensor = tensor_of(pool)
+    blob = hw.encode_buffer(tensor)
+    reused = np.empty(hw.encoded_size(tensor), np.uint8)
+    mine = np.zeros_like(pool)
+    ids = np.random.default_rng(2).permutation(len(pool))
+    took = results.race(
+        {
+            "copy": copy_of(pool),
+            "encode_into, no payload checksum": lambda: hw.encode_into(tensor, reused, checksum=False, threads=1),
+            "encode_into": lambda: hw.encode_into(tensor, reused, threads=1),
+            "encode_into, threads": lambda: hw.encode_into(tensor, reused),
+            "encode_parts": lambda: hw.encode_parts(tensor, threads=1),
+            "encode_buffer (fresh)": lambda: hw.encode_buffer(tensor),
+            "encode (fresh bytes)": lambda: hw.encode(tensor),
+            "decode, verified": lambda: hw.decode(blob, threads=1),
+            "decode, verified, threads": lambda: hw.decode(blob),
+            "decode, copied": lambda: hw.decode(blob, copy=True, verify=False),
+            "decode_into, scattered": lambda: hw.decode_into(blob, mine, ids, verify=False, threads=1),
+            "decode_into, verified": lambda: hw.decode_into(blob, mine, ids, threads=1),
+            "gather all": lambda: [tensor.gather(seq) for seq in range(tensor.num_seqs)],
+        }
+    )
+    bounds = {"encode_into, no payload checksum": 1.10, "encode_into": 1.75, "decode, verified": 1.0}
+    for name in list(took)[1:]:
+        results.add(f"{size // MiB} MiB", name, took[name], took["copy"], "copy", at_most=bounds.get(name))
+
+
+def validation(results: Results, quick: bool) -> None:
+    """The validator against one read pass over a table."""
+    for count in [1000, 100_000] if quick else [1000, 100_000, 1_000_000, 10_000_000]:
+        _validation_of(results, count)
+
+
+def _validation_of(results: Results, count: int) -> None:
+    table = np.random.default_rng(0).integers(0, 1000, count).astype(np.uint32)
+    ptr = np.linspace(0, count, count + 1).astype(np.uint32)
+    took = results.race(
+        {
+            "read pass": lambda: table.max(),
+            "validate": lambda: (indices.check_seq_ptr(ptr, count), indices.check_block_table(table, 1000)),
+        }
+    )
+    bound = 3.2 if count == 1_000_000 else None
+    name = f"{count:,} + {count:,} entries"
+    results.add("validation", name, took["validate"], took["read pass"], "read pass", at_most=bound)
+
+
+def compression(results: Results, quick: bool) -> None:
+    """The chunk codec against a copy, plain zstd level 1, and blosc2 where it is installed."""
+    size = (8 if quick else 64) * MiB
+    bounds = {"bf16": (1.47, 7, 5), "fp16": (1.17, 7, 5.5), "fp8": (1.21, None, None), "int8": (1.25, None, None)}
+    for name in ("bf16", "fp16", "fp8", "int8", "noise", "half empty"):
+        _compression_of(results, name, size, bounds.get(name, (None, None, None)), quick)
+
+
+def _compression_of(results: Results, name: str, size: int, bounds: tuple[float | None, ...], quick: bool) -> None:
+    pool = compressible(name, size)
+    tensor = tensor_of(pool)
+    raw = pool.reshape(-1).view(np.uint8)
+    blob = b"".join(hw.encode_parts(tensor, compression="zstd"))
+    plain = zstandard.ZstdCompressor(level=1).compress(raw)
+    out = np.empty_like(pool)
+    work: dict[str, Callable[[], object]] = {
+        "copy": copy_of(pool),
+        "encode": lambda: hw.encode_parts(tensor, compression="zstd", threads=1),
+        "encode, threads": lambda: hw.encode_parts(tensor, compression="zstd"),
+        "decode": lambda: hw.decode_into(blob, out, range(len(pool)), threads=1),
+        "decode, threads": lambda: hw.decode_into(blob, out, range(len(pool))),
+        "zstd 1 encode": lambda: zstandard.ZstdCompressor(level=1).compress(raw),
+        "zstd 1 decode": lambda: zstandard.ZstdDecompressor().decompress(plain),
+    }
+    work |= _blosc2(raw, pool.itemsize)
+    took = results.race(work)
+    ratio, enc, dec = bounds
+    found = tensor.nbytes / len(blob)
+    group = f"compression, {name} ({size // MiB} MiB)"
+    least = ratio if ratio is not None else (0.999 if name == "noise" else 1.0)
+    results.value(group, "ratio", found, at_least=least, note=f"zstd 1: {raw.size / len(plain):.3f}")
+    enc = 0.5 if name == "noise" else enc
+    if quick:  # so small a copy stays in the cache: the bounds are those of 64 MiB
+        enc = dec = None
+    for verb in list(took)[1:]:
+        bound = {"encode": enc, "decode": dec}.get(verb)
+        results.add(group, verb, took[verb], took["copy"], "copy", at_most=bound)
+
+
+def _blosc2(raw: Any, itemsize: int) -> dict[str, Callable[[], object]]:
+    try:
+        import blosc2
+    except ImportError:
+        return {}
+    blosc2.set_nthreads(1)
+    codec = {"typesize": max(itemsize, 2), "clevel": 1, "filter": blosc2.Filter.SHUFFLE, "codec": blosc2.Codec.ZSTD}
+    packed = blosc2.compress2(raw, **_blosc2_parameters(blosc2, codec))
+    return {
+        "blosc2 encode": lambda: blosc2.compress2(raw, **_blosc2_parameters(blosc2, codec)),
+        "blosc2 decode": lambda: blosc2.decompress2(packed),
+    }
+
+
+def _blosc2_parameters(blosc2: Any, codec: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "typesize": codec["typesize"],
+        "clevel": codec["clevel"],
+        "codec": codec["codec"],
+        "filters": [codec["filter"]],
+        "nthreads": 1,
+    }
+
+
+def peers(results: Results, quick: bool) -> None:
+    """Other ways to put the same pool into bytes and back, in one process."""
+    pool = pool_of((16 if quick else 256) * MiB)
+    tensor = tensor_of(pool)
+    blob = hw.encode(tensor)
+    in_band = pickle.dumps(pool, protocol=5)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "pool.npy"
+        np.save(path, pool)
+        took = results.race(
+            {
+                "copy": copy_of(pool),
+                "hurray_wire encode to parts": lambda: hw.encode_parts(tensor),
+                "hurray_wire decode, verified": lambda: hw.decode(blob),
+                "pickle 5 in band, dumps": lambda: pickle.dumps(pool, protocol=5),
+                "pickle 5 in band, loads": lambda: pickle.loads(in_band),
+                "np.save": lambda: np.save(path, pool),
+                "np.load": lambda: np.load(path),
+                **_safetensors(pool),
+            }
+        )
+    for name in list(took)[1:]:
+        results.add(f"peers, {pool.nbytes // MiB} MiB", name, took[name], took["copy"], "copy")
+
+
+def _safetensors(pool: Any) -> dict[str, Callable[[], object]]:
+    try:
+        from safetensors.numpy import load, save
+    except ImportError:
+        return {}
+    blob = save({"pool": pool})
+    return {"safetensors save": lambda: save({"pool": pool}), "safetensors load": lambda: load(blob)}
+
+
+def files(results: Results, quick: bool) -> None:
+    """A file written and mapped."""
+    pool = pool_of((16 if quick else 256) * MiB)
+    tensor = tensor_of(pool)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cache.hrkv"
+
+        def write() -> None:
+            with hw.StreamWriter(path) as writer:
+                writer.write(tensor)
+
+        def plain() -> None:
+            with (Path(folder) / "plain").open("wb", buffering=0) as file:
+                file.write(memoryview(pool.reshape(-1).view(np.uint8)))
+                os.fsync(file.fileno())
+
+        write()
+
+        def mapped() -> hw.BlockPagedTensor:
+            with path.open("rb") as file:
+                return hw.decode_from(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), verify=False)[0]
+
+        def one() -> object:
+            with hw.open_frame(path) as frame:
+                return frame.gather(3)
+
+        took = results.race({"write": write, "plain": plain, "mapped": mapped, "one": one})
+    results.add("files", "write a stream", took["write"], took["plain"], "plain write with fsync")
+    results.add("files", "map and decode, payload not verified", took["mapped"])
+    results.add("files", "open_frame and gather one sequence, verified", took["one"])
+
+
+def sockets(results: Results, quick: bool) -> None:
+    """A stream between two threads' processes over a Unix socket and TCP, against bare loops."""
+    size = (64 if quick else 1024) * MiB
+    pool = pool_of(size // 16)
+    tensor = tensor_of(pool)
+    for kind in ("unix", "tcp"):
+        _sockets_of(results, kind, size, pool, tensor)
+
+
+def _sockets_of(results: Results, kind: str, size: int, pool: Any, tensor: hw.BlockPagedTensor) -> None:
+    contenders = {
+        "bare loop": lambda: _bare(kind, pool, 16),
+        "stream": lambda: _stream(kind, tensor, 16, {"checksum": False}, {"verify": False}),
+        "stream, verified": lambda: _stream(kind, tensor, 16, {}, {}),
+        "stream, read_into": lambda: _stream(kind, tensor, 16, {"checksum": False}, {"verify": False}, into=True),
+    }
+    took = results.race(contenders, dict.fromkeys(contenders, 1))
+    bounds = {"stream": 1.1, "stream, verified": 1.5, "stream, read_into": 1.4}
+    for name in list(took)[1:]:
+        results.add(
+            f"sockets, {size // MiB} MiB",
+            f"{kind}: {name}",
+            took[name],
+            took["bare loop"],
+            "bare loop",
+            at_most=bounds[name],
+        )
+
+
+def _pair(kind: str) -> tuple[socket.socket, socket.socket]:
+    if kind == "unix":
+        return socket.socketpair()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        left = socket.create_connection(server.getsockname())
+        return left, server.accept()[0]
+
+
+def _forked(kind: str, send: Callable[[socket.socket], None], receive: Callable[[socket.socket], None]) -> None:
+    """The sender in a child process, the receiver here."""
+    left, right = _pair(kind)
+    child = os.fork()
+    if not child:
+        right.close()
+        send(left)
+        left.close()
+        os._exit(0)
+    left.close()
+    receive(right)
+    right.close()
+    os.waitpid(child, 0)
+
+
+def _bare(kind: str, pool: Any, times: int) -> None:
+    payload = memoryview(pool.reshape(-1).view(np.uint8))
+    target = memoryview(_reused(payload.nbytes))
+
+    def send(sock: socket.socket) -> None:
+        for _ in range(times):
+            sock.sendall(payload)
+
+    def receive(sock: socket.socket) -> None:
+        for _ in range(times):
+            at = 0
+            while at < len(target):
+                at += sock.recv_into(target[at:])
+
+    _forked(kind, send, receive)
+
+
+_memory: dict[int, Any] = {}
+
+
+def _reused(nbytes: int) -> Any:
+    """Memory that has been touched before, as a receiver that keeps its buffers has."""
+    if nbytes not in _memory:
+        _memory[nbytes] = np.ones(nbytes, np.uint8)
+    return _memory[nbytes]
+
+
+def _stream(kind: str, tensor: hw.BlockPagedTensor, times: int, sending: Any, reading: Any, into: bool = False) -> None:
+    pool = _reused(tensor.page_pool.nbytes).view(np.float16).reshape(tensor.page_pool.shape)
+    ids = np.random.default_rng(3).permutation(len(pool))
+
+    def send(sock: socket.socket) -> None:
+        with hw.StreamWriter(sock, **sending) as writer:
+            for _ in range(times):
+                writer.write(tensor)
+
+    def alloc(nbytes: int, alignment: int) -> Any:
+        block = _reused(nbytes + alignment)
+        start = -block.ctypes.data % alignment
+        return block[start : start + nbytes]
+
+    def receive(sock: socket.socket) -> None:
+        with hw.StreamReader(sock, alloc=None if into else alloc, **reading) as reader:
+            for header in iter(reader.next_header, None):
+                if into:
+                    header.read_into(pool, ids)
+                else:
+                    header.read()
+
+    _forked(kind, send, receive)
+
+
+GROUPS: dict[str, Callable[[Results, bool], None]] = {
+    "descriptors": descriptors,
+    "frames": frames,
+    "memory": memory,
+    "validation": validation,
+    "compression": compression,
+    "files": files,
+    "sockets": sockets,
+    "peers": peers,
+}
