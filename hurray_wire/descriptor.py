@@ -381,10 +381,16 @@ _LENGTH_END = 10
 
 def decode_descriptor(data: bytes, *, base: int = 0, strict: bool = True) -> TensorDescriptor:
     """Stage 5 (section 3): a descriptor's own bytes, which begin at `base` of the input, to its value."""
+    if len(data) > _REMEMBERED_BYTES:
+        return _decode(data, base, strict)
     try:
         return _decode_sound(data)
     except HurrayWireError:
         return _decode(data, base, strict)
+
+
+_REMEMBERED_BYTES = 512
+"""Longer descriptors are mostly padding: nobody sends them twice, and memory is not theirs to fill."""
 
 
 @lru_cache(maxsize=1024)

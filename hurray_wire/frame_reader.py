@@ -128,6 +128,9 @@ def _prologue_error(field: str, code: Code, message: str, base: int) -> FrameErr
 
 def read_head(header: bytes, prologue: Any, base: int) -> Head:
     """Stage 3: header checksum, then the prologue's other fields and the section table in itself."""
+    if PROLOGUE_PLAN.unpack(header) != prologue:
+        message = "the prologue changed while the header was read"
+        raise ChecksumError(message, code=Code.HEADER_CHECKSUM, where="header_checksum", offset=base)
     body = len(header) - CHECKSUM_PLAN.size
     stated = CHECKSUM_PLAN.unpack(header, body).header_checksum
     found = xxhash.xxh3_64_intdigest(memoryview(header)[:body])

@@ -260,7 +260,7 @@ def frame_parts(payload: Payload, options: EncodeOptions, padded_to: int = MIN_A
     header = build_header(geometry, pieces, options)
     first, last = len(contents.front), len(contents.front) + len(contents.ranges)
     if flat is not None and contents.ranges:  # raw chunks lie in one piece, in the frame as in memory
-        pool = [(geometry.offsets[first], flat.size, (flat,))]
+        pool: list[Block] = [(geometry.offsets[first], flat.size, (flat,))]
     else:
         pool = [(geometry.offsets[row], geometry.lengths[row], pieces(row)) for row in range(first, last)]
     front = [(geometry.offsets[row], geometry.lengths[row], pieces(row)) for row in range(first)]

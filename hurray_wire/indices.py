@@ -22,8 +22,8 @@ _CHUNKED_ABOVE = 1 << 22
 """Above this many entries the temporaries of a whole-array comparison leave the cache (measured)."""
 _FEW = 256
 """Entries that Python sums sooner than NumPy has begun."""
-_MOST_TOKENS = 1 << 36
-"""Tokens whose slots can be listed: only tokens of no bytes, which cost a sender nothing, can be more."""
+_MOST_LISTED = 1 << 32
+"""Tokens or pages that can be listed: only those of no bytes can be more."""
 
 
 class Offence(NamedTuple):
@@ -211,6 +211,8 @@ def forced_seq_lens(seq_ptr: IntArray, page_size: int, total_tokens: int) -> Int
     entries = seq_ptr.item(-1)
     if num_seqs == 0 or total_tokens == 0:
         return np.zeros(num_seqs, seq_ptr.dtype)
+    if total_tokens >= 1 << 32:  # tokens of no bytes can be more than the table's own type counts
+        seq_ptr = seq_ptr.astype(np.uint64)
     if total_tokens == entries * page_size:
         return (seq_ptr[1:] - seq_ptr[:-1]) * seq_ptr.dtype.type(page_size)
     # One sequence has all the pages exactly when seq_ptr steps once, from 0 to the end.
@@ -231,14 +233,23 @@ def starts_of(seq_lens: IntArray) -> Int64Array:
 
 def token_slots(block_table: IntArray, seq_ptr: IntArray, seq_lens: IntArray, page_size: int) -> Int64Array:
     """The slot of every token of every sequence, int64: page id * page_size + position in the page."""
-    if exact_sum(seq_lens) > _MOST_TOKENS:
-        message = f"{exact_sum(seq_lens)} tokens, of no bytes each, are more than can be listed"
-        raise UnsupportedError(message, code=Code.SHAPE, where="shape[0]")
+    check_listable(exact_sum(seq_lens), "tokens")
     starts = starts_of(seq_lens)
     seq = np.repeat(np.arange(seq_lens.size), seq_lens.astype(np.int64))
     token = np.arange(starts[-1]) - starts[seq]
     entry = seq_ptr.astype(np.int64)[seq] + token // page_size
     return block_table[entry].astype(np.int64) * page_size + token % page_size
+
+
+def check_listable(count: int, what: str) -> None:
+    """Tokens and pages of no bytes cost their sender nothing: refuse to make a list of more than can be held.
+
+    Raises:
+        UnsupportedError: `shape`.
+    """
+    if count > _MOST_LISTED:
+        message = f"{count} {what}, of no bytes each, are more than can be listed"
+        raise UnsupportedError(message, code=Code.SHAPE, where="shape")
 
 
 def live_counts(seq_lens: IntArray, page_size: int) -> Int64Array:
@@ -261,6 +272,7 @@ def owned_slots(
     block_table: IntArray, seq_ptr: IntArray, seq_lens: IntArray, page_size: int, num_pages: int
 ) -> Int64Array:
     """How many leading slots of each page any sequence owns, int64[num_pages]: the most that one of them uses."""
+    check_listable(num_pages, "pages")
     entries, tokens = live_entries(seq_ptr, seq_lens, page_size)
     owned = np.zeros(num_pages, np.int64)
     np.maximum.at(owned, block_table[entries], tokens)

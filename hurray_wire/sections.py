@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -91,7 +91,7 @@ class SectionTable:
     """A table that keeps the rules of stage 3; `entries` without their checksums."""
 
     entries: Entries
-    records: tuple[Any, ...]
+    records: Sequence[Any]
     """The same entries as plain integers, for looking at one."""
     kinds: dict[int, slice]
     """The rows of each kind."""
@@ -111,6 +111,29 @@ class SectionTable:
 
 _seen: dict[int, tuple[bytes, SectionTable]] = {}
 _SEEN_TABLES = 256
+_SEEN_SECTIONS = 1024
+"""Longer tables are not remembered: memory is not a sender's to fill."""
+
+
+class _Records(Sequence[Any]):
+    """The records of a long table, each made when it is asked for: all of them would be ten times the table."""
+
+    def __init__(self, table: bytes) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return len(self._table) // SECTION_PLAN.size
+
+    @overload
+    def __getitem__(self, row: int) -> Any: ...
+    @overload
+    def __getitem__(self, row: slice) -> Sequence[Any]: ...
+    def __getitem__(self, row: int | slice) -> Any:
+        if isinstance(row, slice):
+            return [self[i] for i in range(*row.indices(len(self)))]
+        if not -len(self) <= row < len(self):
+            raise IndexError(row)
+        return SECTION_PLAN.unpack(self._table, (row % len(self)) * SECTION_PLAN.size)
 
 
 def read_table(header: bytes, frame_length: int, base: int) -> tuple[SectionTable, npt.NDArray[np.uint64]]:
@@ -133,9 +156,10 @@ def read_table(header: bytes, frame_length: int, base: int) -> tuple[SectionTabl
         table = seen[1]
     else:
         table = _checked(np.frombuffer(header, SECTION_DTYPE, count, PROLOGUE_PLAN.size), frame_length, base)
-        if len(_seen) >= _SEEN_TABLES:
-            _seen.clear()
-        _seen[digest] = (key, table)
+        if count <= _SEEN_SECTIONS:
+            if len(_seen) >= _SEEN_TABLES:
+                _seen.clear()
+            _seen[digest] = (key, table)
     _check_absent_checksums(table, checksums, base)
     return table, checksums
 
@@ -264,11 +288,15 @@ def _checked(entries: Entries, frame_length: int, base: int) -> SectionTable:
     if len(own) and _DESCRIPTOR not in rows:
         message = "there is no descriptor section"
         raise FrameError(message, code=Code.SECTION_KIND, where="sections[0].kind", offset=base + PROLOGUE_PLAN.size)
-    records = tuple(map(SECTION_PLAN.make, SECTION_PLAN.packed.iter_unpack(own.tobytes())))
-    checked = [i for i, entry in enumerate(records) if is_checked(entry)]
-    payload = tuple(i for i in checked if records[i].kind in BUFFERS and records[i].kind not in _ALWAYS_CHECKED)
-    unknown = tuple(i for i, entry in enumerate(records) if entry.flags & _OPTIONAL)
-    return SectionTable(own, records, rows, payload, unknown)
+    records: Sequence[Any] = _Records(own.tobytes())
+    if len(own) <= _SEEN_SECTIONS:
+        records = tuple(records)
+    bulk = _buffer(own["kind"]) & ~np.isin(own["kind"], _ALWAYS_CHECKED) & _flag(own, _CHECKSUM)
+    return SectionTable(own, records, rows, _rows_of(bulk), _rows_of(_flag(own, _OPTIONAL)))
+
+
+def _rows_of(mask: Mask) -> tuple[int, ...]:
+    return tuple(np.flatnonzero(mask).tolist())
 
 
 def _check_order(entries: Entries, base: int) -> None:
@@ -298,7 +326,7 @@ def entry_error(entries: Entries, index: int, field: str, code: Code, must: str,
 
 
 def _check_absent_checksums(table: SectionTable, checksums: npt.NDArray[np.uint64], base: int) -> None:
-    stray = _absent(table)
+    stray = _absent(table) if len(table.records) <= _SEEN_SECTIONS else _absent.__wrapped__(table)
     if stray is None:
         return
     wrong = stray & (checksums != 0)
@@ -353,6 +381,8 @@ def covered(
     Raises:
         FrameError: `section_kind`, `section_cover`, `section_offset`.
     """
+    if len(table.records) > _SEEN_SECTIONS:
+        return _covered.__wrapped__(table, sizes, alignments, page_bytes, base)
     try:
         return _covered(table, sizes, alignments, page_bytes)
     except FrameError:

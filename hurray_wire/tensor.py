@@ -375,6 +375,7 @@ class BlockPagedTensor:
             ValueError: `out` does not fit.
         """
         tokens = int(self.known_lens()[self._seq(seq)])
+        indices.check_listable(tokens, "tokens")
         shape = (tokens, self.num_heads, self.head_dim)
         element = element_of(self.descriptor)
         if out is None:
@@ -450,6 +451,7 @@ class BlockPagedTensor:
             array([2, 0, 1])
         """
         self.validate()
+        indices.check_listable(self.num_pages, "pages")
         return np.bincount(self.block_table.astype(np.int64), minlength=self.num_pages)
 
     # Tensors like it.
