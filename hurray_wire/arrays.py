@@ -92,6 +92,8 @@ def as_array(x: Any) -> npt.NDArray[Any]:
         return from_torch(x)
     if isinstance(x, bytes | bytearray | memoryview):
         return np.asarray(memoryview(x))
+    if hasattr(x, "__cuda_array_interface__") or _device_of(x) not in _HOST:
+        raise TypeError(f"the {type(x).__name__} is on a device: fetch it first, into host memory")
     if hasattr(x, "__array_interface__") or hasattr(x, "__array__"):
         return np.asarray(x)
     if hasattr(x, "__dlpack__"):
@@ -100,6 +102,15 @@ def as_array(x: Any) -> npt.NDArray[Any]:
         return np.asarray(memoryview(x))
     except TypeError:
         raise TypeError(f"an array is needed, not {type(x).__name__}") from None
+
+
+_HOST = (1, 3, 11)
+"""DLPack's device types whose memory the host reads: CPU, CUDA and ROCm pinned host memory."""
+
+
+def _device_of(x: Any) -> int:
+    device = getattr(x, "__dlpack_device__", None)
+    return int(device()[0]) if callable(device) else _HOST[0]
 
 
 def as_bytes(data: Any) -> Bytes:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from hurray_wire import indices, rules
 from hurray_wire.arrays import Bytes, as_array, frozen, raw_view
 from hurray_wire.descriptor import TensorDescriptor
-from hurray_wire.dtypes import Dtype, clear_tail, packed_bytes
+from hurray_wire.dtypes import Dtype, packed_bytes
 from hurray_wire.errors import (
     Code,
     InvalidDescriptorError,
@@ -114,7 +114,7 @@ class Parts(NamedTuple):
         flat = pool.flat()
         if flat is None:
             flat = np.empty(pool.nbytes, np.uint8)
-            pool.copy(slice(0, pool.num_pages), flat)
+            pool.copy_all(flat)
         small = [None if a is None else raw_view(np.ascontiguousarray(a)) for a in self.small_arrays()]
         return self.descriptor, flat, small, self.metadata, self.violations
 
@@ -271,20 +271,13 @@ def _typed(array: Array, dtype: Dtype) -> Array:
     assert dtype.numpy is not None
     if array.dtype.newbyteorder("=") == dtype.numpy:
         return array
-    untyped = array.dtype.kind in "Vu" and array.dtype.names is None and array.dtype.itemsize == dtype.numpy.itemsize
-    if not untyped or array.dtype.newbyteorder("=") in _OWN_TYPES:
+    plain = array.dtype.type is np.void and array.dtype.names is None  # ml_dtypes types are of kind "V" too
+    untyped = (plain or array.dtype.kind == "u") and array.dtype.itemsize == dtype.numpy.itemsize
+    if not untyped:
         message = f"{array.dtype} elements are not relabelled as {dtype.name}: view them as unsigned integers first"
         raise UnsupportedError(message, code=Code.DTYPE, where="dtype")
     big = array.dtype.byteorder == ">"
     return array.view(dtype.numpy.newbyteorder(">") if big else dtype.numpy)
-
-
-_OWN_TYPES = frozenset(
-    dtype.numpy
-    for dtype in map(Dtype.of, ("bfloat16", "float8_e4m3", "float8_e5m2", "float8_e8m0"))
-    if dtype.numpy is not None
-)
-"""ml_dtypes types: some are of kind "V" for NumPy, all know what they are."""
 
 
 def _flat_pool(
@@ -316,9 +309,7 @@ def _flat_pool(
     if array.size != packed_bytes(elements, bits):
         message = f"{array.size} bytes hold no whole number of pages of {page_elements} {bits}-bit elements"
         raise InvalidDescriptorError(message, code=Code.BUFFER_SIZE, where="page_pool")
-    contiguous = np.ascontiguousarray(array)
-    kept = clear_tail(contiguous, elements, bits) if bits < 8 else contiguous
-    return _Pool(kept, dtype, num_pages, page_size, num_heads, head_dim)
+    return _Pool(array, dtype, num_pages, page_size, num_heads, head_dim)
 
 
 # The tables.

@@ -117,11 +117,13 @@ def _hint(x: Any) -> str:
 
 
 def _of_numpy(x: Any) -> Dtype | None:
-    try:
-        dtype = np.dtype(x)
-    except (TypeError, ValueError):
+    """Only of what is a type already: NumPy reads types into strings, None and lists."""
+    if not isinstance(x, np.dtype | type):
         return None
-    return _BY_NUMPY.get(dtype.newbyteorder("="))
+    try:
+        return _BY_NUMPY.get(np.dtype(x).newbyteorder("="))
+    except TypeError:
+        return None
 
 
 _ALL = (

@@ -290,7 +290,7 @@ def first_use(block_table: IntArray) -> tuple[IntArray, IntArray]:
 
 def element_offset(
     coordinates: tuple[Int64Array, ...],
-    geometry: tuple[int, int, int, int],
+    geometry: tuple[int, ...],
     block_table: IntArray,
     seq_ptr: IntArray,
     seq_lens: IntArray | None,
@@ -304,10 +304,11 @@ def element_offset(
     _sound_entries(start, stop, block_table.size)
     if page_size < 1:
         raise InvalidDescriptorError("is 0, must be at least 1", code=Code.PAGE_SIZE, where="layout.page_size")
-    entry = (token // page_size).astype(start.dtype)
+    start, stop = (np.asarray(bound).astype(np.int64) for bound in (start, stop))  # within the table, so it fits
+    entry = token // page_size
     if np.any(entry >= stop - start) or (seq_lens is not None and np.any(token >= seq_lens[seq])):
         raise IndexError(f"token {int(np.max(token))} is out of range")
-    pages = block_table[(start + entry).astype(np.int64)]
+    pages = block_table[start + entry]
     if pages.size and largest(pages.reshape(-1)) >= num_pages:
         message = f"is {largest(pages.reshape(-1))}, must be below num_pages {num_pages}"
         raise InvalidDescriptorError(message, code=Code.PAGE_ID, where="block_table")

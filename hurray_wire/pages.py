@@ -31,6 +31,8 @@ class PagePool:
     __slots__ = ("_rows", "_scale", "array", "num_pages", "page_bytes")
 
     def __init__(self, array: npt.NDArray[Any], num_pages: int, page_bytes: int) -> None:
+        if array.ndim == 1 and page_bytes and num_pages:
+            array = array.reshape(num_pages, page_bytes)  # a view: one stride is split in two
         self.array = array
         self.num_pages = num_pages
         self.page_bytes = page_bytes
@@ -42,7 +44,7 @@ class PagePool:
     @property
     def nbytes(self) -> int:
         """Bytes of the whole pool."""
-        return self.array.nbytes if self.array.ndim == 1 else self.num_pages * self.page_bytes
+        return self.num_pages * self.page_bytes if self.page_bytes else self.array.nbytes
 
     def flat(self) -> Bytes | None:
         """The whole pool's own memory in wire order, or None where only a copy would be that."""
@@ -56,6 +58,13 @@ class PagePool:
             return None
         first = start * self._scale
         return self._rows[first : first + stop - start].reshape(-1)
+
+    def copy_all(self, out: Bytes) -> None:
+        """Copy the whole pool into contiguous `out`."""
+        if self.page_bytes:
+            self.copy(slice(0, self.num_pages), out)
+        elif self.array.ndim == 1:
+            np.copyto(out, self.array)
 
     @property
     def lies_in_pages(self) -> bool:

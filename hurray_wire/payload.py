@@ -113,9 +113,7 @@ class PageSource:
     def copy(self, start: int, stop: int, out: Bytes) -> None:
         """Copy wire pages `start` to `stop` into contiguous `out`, scrubbed."""
         if not self._pool.page_bytes:
-            flat = self._pool.flat()
-            assert flat is not None
-            np.copyto(out, flat)
+            self._pool.copy_all(out)
             return
         self._pool.copy(self._selected(start, stop), out)
         if not self._clean(start, stop):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -102,6 +103,8 @@ class PerTensorAffine(_Scheme):
     scheme_tag: ClassVar[SchemeTag] = SchemeTag.PER_TENSOR
 
     def __post_init__(self) -> None:
+        if not isinstance(self.scale, Real) or isinstance(self.scale, bool):
+            raise TypeError(f"scale must be a number, not {self.scale!r}")
         with np.errstate(over="ignore"):
             object.__setattr__(self, "scale", float(np.float32(self.scale)))
         where = "quantization.zero_point"

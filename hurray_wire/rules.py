@@ -351,6 +351,11 @@ def check_scheme(scheme: Record, where: str = "quantization.") -> list[Violation
         violations.append(Violation(Code.QUANTIZATION_SCALE, where + "scale", message))
     if tag in BLOCK_SIZES:
         violations += _block_size(scheme, where)
+    if tag in (_PER_CHANNEL, _PER_BLOCK) and bool(scheme.flags & _SYMMETRIC) != (
+        scheme.zero_point_buffer_index == NO_BUFFER
+    ):
+        message = f"is {scheme.zero_point_buffer_index:#x}, must be {NO_BUFFER:#x} exactly when SYMMETRIC"
+        violations.append(Violation(Code.QUANTIZATION_BUFFER, where + "zero_point_buffer_index", message))
     if tag in (_PER_CHANNEL, _PER_BLOCK):
         types = (ScaleType.FLOAT32,) if tag == _PER_CHANNEL else tuple(ScaleType)
         if scheme.scale_type not in types:
@@ -392,12 +397,9 @@ def check_scheme_buffers(scheme: Record, where: str = "quantization.") -> list[V
     if scheme.scale_buffer_index != 3:
         message = f"is {scheme.scale_buffer_index}, must be 3"
         violations.append(Violation(Code.QUANTIZATION_BUFFER, where + "scale_buffer_index", message))
-    if scheme.scheme_tag in (_PER_CHANNEL, _PER_BLOCK):
-        allowed = (NO_BUFFER,) if scheme.flags & _SYMMETRIC else (3, 4)
-        index = scheme.zero_point_buffer_index
-        if index not in allowed:
-            message = f"is {index:#x}, must be {' or '.join(map(hex, allowed))}"
-            violations.append(Violation(Code.QUANTIZATION_BUFFER, where + "zero_point_buffer_index", message))
+    if scheme.scheme_tag in (_PER_CHANNEL, _PER_BLOCK) and scheme.zero_point_buffer_index not in (3, 4, NO_BUFFER):
+        message = f"is {scheme.zero_point_buffer_index:#x}, must be 3 or 4"
+        violations.append(Violation(Code.QUANTIZATION_BUFFER, where + "zero_point_buffer_index", message))
     return violations
 
 

@@ -7,6 +7,7 @@ check. How a tensor becomes bytes is no matter of this room.
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -296,7 +297,9 @@ class BlockPagedTensor:
     # Tokens by sequence.
 
     def _seq(self, seq: int) -> int:
-        index = int(np.asarray(seq).item())
+        if isinstance(seq, bool):
+            raise TypeError(f"a sequence is named by an integer, not {seq}")
+        index = operator.index(seq)
         if not 0 <= index < self.num_seqs:
             raise IndexError(f"sequence {seq} of {self.num_seqs}")
         return index
@@ -605,7 +608,7 @@ def element_offset(
     """
     return indices.element_offset(
         tuple(_coordinate(x, name) for x, name in ((seq, "seq"), (token, "token"), (head, "head"), (dim, "dim"))),
-        (page_size, num_pages, num_heads, head_dim),
+        tuple(map(operator.index, (page_size, num_pages, num_heads, head_dim))),
         indices.as_indices(block_table, "block_table"),
         indices.as_indices(seq_ptr, "seq_ptr"),
         None if seq_lens is None else indices.as_indices(seq_lens, "seq_lens"),
@@ -614,6 +617,8 @@ def element_offset(
 
 def _coordinate(value: Any, name: str) -> Int64Array:
     array = np.asarray(value)
+    if array.dtype.kind == "O" and all(isinstance(number, int) for number in array.reshape(-1)):
+        raise IndexError(f"{name} {value} is out of range")  # beyond 64 bits
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be an integer or an array of integers, not {value!r}")
     if array.size and (array.min() < 0 or array.max() >= 1 << 63):

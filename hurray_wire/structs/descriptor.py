@@ -105,9 +105,9 @@ def _padding(context: Any) -> int:
     return int(context.length) - SCHEME_BYTES.get(context.scheme_tag, SCHEME_HEAD_BYTES)
 
 
+SCHEME_START = Struct("length" / Int32ul * "bytes of the scheme and its padding", *SCHEME_HEAD.subcons)
 QUANTIZATION = Struct(
-    "length" / Int32ul * "bytes of the scheme and its padding",
-    *SCHEME_HEAD.subcons,
+    *SCHEME_START.subcons,
     "_parameters" / Switch(this.scheme_tag, PARAMETERS, default=Pass),
     "padding" / Bytes(_padding) * "ignored, relayed",
 )
@@ -174,7 +174,7 @@ HANDLE_PLAN = Plan(HANDLE)
 STATISTICS_PLAN = Plan(STATISTICS)
 EXTENSION_PLAN = Plan(EXTENSION_TYPE)
 COMPOSITE_PLAN = Plan(COMPOSITE)
-_SCHEME_PLAN = Plan(Struct("length" / Int32ul, *SCHEME_HEAD.subcons))
+_SCHEME_PLAN = Plan(SCHEME_START)
 
 
 class Fields(NamedTuple):
