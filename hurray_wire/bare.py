@@ -12,7 +12,7 @@ from hurray_wire.arrays import Bytes, as_bytes
 from hurray_wire.assembly import Parts, of_buffers
 from hurray_wire.descriptor import TensorDescriptor, decode_descriptor, stated_length
 from hurray_wire.errors import Code, FrameError, TruncatedError, UnsupportedError
-from hurray_wire.memory import placed
+from hurray_wire.memory import placed, private
 from hurray_wire.options import DecodeOptions, EncodeOptions, check_expected
 from hurray_wire.payload import Payload
 
@@ -108,7 +108,7 @@ def read_bare(data: Bytes, offset: int, options: DecodeOptions, *, alone: bool) 
     item = read_bare_item(data, offset, options, alone=alone)
     count = len(item.buffers)
     pool, *scales = (placed(item.buffers[i], item.descriptor, i, options) for i in range(count) if i not in (1, 2))
-    tables = item.buffers[1].tobytes(), item.buffers[2].tobytes()
+    tables = private(item.buffers[1]), private(item.buffers[2])
     parts = of_buffers(
         item.descriptor, pool, tables, scales, None, None, strict=options.strict, offsets=lambda: item.starts
     )

@@ -28,7 +28,7 @@ from hurray_wire.errors import (
     TruncatedError,
     UnsupportedError,
 )
-from hurray_wire.memory import allocated, placed
+from hurray_wire.memory import allocated, placed, private
 from hurray_wire.metadata import decode_metadata, validate_metadata
 from hurray_wire.options import DecodeOptions, Limits, check_expected
 from hurray_wire.sections import (
@@ -168,7 +168,7 @@ def describe(head: Head, fetch: Fetch, options: DecodeOptions, *, tables: bool =
     Args:
         tables: whether block_table and seq_ptr are there to be verified (not in a header alone).
     """
-    _check_limits(head, options.limits)
+    check_limits(head, options.limits)
     small = _read_small(head, fetch, tables)
     offset = head.base + head.table.first(_DESCRIPTOR).offset
     descriptor = _descriptor(small.descriptor, offset, options)
@@ -190,7 +190,8 @@ class Small(NamedTuple):
     """block_table and seq_ptr as stored, every chunk behind the other."""
 
 
-def _check_limits(head: Head, limits: Limits) -> None:
+def check_limits(head: Head, limits: Limits) -> None:
+    """The end of stage 3: sections whose size a limit bounds, before they are read."""
     for kind, name in ((_DESCRIPTOR, "descriptor_bytes"), (_METADATA, "metadata_bytes")):
         rows = head.table.kinds.get(kind)
         if rows is not None and head.table.records[rows.start].raw_length > getattr(limits, name):
@@ -219,7 +220,7 @@ def _verified(head: Head, kind: int, fetch: Fetch) -> bytes | None:
     chunks = []
     for index in range(rows.start, rows.stop):
         entry = head.table.records[index]
-        stored = fetch(entry.offset, entry.stored_length).tobytes()
+        stored = private(fetch(entry.offset, entry.stored_length))
         if xxhash.xxh3_64_intdigest(stored) != head.checksums.item(index):
             verify_section(head, index, stored)  # says what differs
         chunks.append(stored)
@@ -362,14 +363,14 @@ def _decoded_tables(found: Described, small: Small, options: DecodeOptions) -> t
 
 def _decoded_table(found: Described, buffer: int, stored: Bytes, options: DecodeOptions) -> bytes:
     head = found.head
-    out = np.empty(found.descriptor.buffers[buffer].byte_size, np.uint8)
+    out = allocated(found.descriptor.buffers[buffer].byte_size, None)
     at = 0
     for index in _range(head.table.kinds.get(BUFFERS.start + buffer)):
         entry = head.table.records[index]
         start, length = entry.raw_offset, entry.stored_length
         decode_chunk(head, index, stored[at : at + length], out[start : start + entry.raw_length])
         at += length
-    return out.tobytes()
+    return private(out)
 
 
 # Whole frames in memory.

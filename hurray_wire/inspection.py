@@ -183,13 +183,14 @@ def inspect(data: Any, offset: int = 0) -> Inspection:
     return inspect_frame(raw, offset, DEFAULT_DECODING)
 
 
-def inspect_bare(raw: Bytes, offset: int, options: DecodeOptions) -> Inspection:
-    """The header of a bare item: its descriptor."""
+def inspect_bare(raw: Bytes, offset: int, options: DecodeOptions, *, base: int | None = None) -> Inspection:
+    """The header of a bare item, its descriptor; `base` where it begins in its source, if not at `offset` of `raw`."""
+    base = offset if base is None else base
     descriptor, length = bare.read_bare_descriptor(raw, offset, options)
     total = bare.check_bare_sizes([handle.byte_size for handle in descriptor.buffers], length, offset, options)
     data = raw[offset : offset + length].tobytes()
     return Inspection(
-        "bare", (data[4], data[5]), total, length, descriptor, None, None, None, None, (b"", data, offset, offset)
+        "bare", (data[4], data[5]), total, length, descriptor, None, None, None, None, (b"", data, base, base)
     )
 
 

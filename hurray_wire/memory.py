@@ -29,11 +29,26 @@ def allocated(nbytes: int, alloc: Alloc | None, alignment: int = MIN_ALIGNMENT) 
     try:
         block = np.empty(nbytes + alignment, np.uint8)
     except (MemoryError, ValueError):
-        message = f"declares {nbytes} bytes, which this process cannot have"
-        have = _machine_bytes()
-        raise LimitError(message, claimed=nbytes, limit=have, code=Code.DECODED_BYTES, where="buffers") from None
+        raise _too_much(nbytes) from None
     start = -address(block) % alignment
     return block[start : start + nbytes]
+
+
+def private(data: Bytes) -> bytes:
+    """A copy that nobody else can change, to be checked and then used.
+
+    Raises:
+        LimitError: `decoded_bytes`: this process cannot have so much.
+    """
+    try:
+        return data.tobytes()
+    except MemoryError:
+        raise _too_much(data.size) from None
+
+
+def _too_much(nbytes: int) -> LimitError:
+    message = f"declares {nbytes} bytes, which this process cannot have"
+    return LimitError(message, claimed=nbytes, limit=_machine_bytes(), code=Code.DECODED_BYTES, where="buffers")
 
 
 def _machine_bytes() -> int:

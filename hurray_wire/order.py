@@ -24,9 +24,11 @@ class StreamOrder:
         self._stream_id = 0
         self._bytes = 0
         self._frames = 0
+        self._at_last = False
 
     def bare(self, offset: int) -> None:
         """A bare item at `offset`: not inside a framed stream."""
+        self._at_last = False
         if self.open:
             message = f"a bare item stands where frame {self._sequence} of stream {self._stream_id:#x} must follow"
             raise FrameError(message, code=Code.MAGIC, where="magic", offset=offset)
@@ -49,18 +51,19 @@ class StreamOrder:
         self._stream_id = prologue.stream_id
         self._sequence += 1
         self.open = True
+        self._at_last = head.last
         if head.last:
             self.open = False
             self.streams += 1
             self._sequence = 0
 
     def count(self, item_bytes: int) -> None:
-        """Add an item to what the limits bound; both counts begin anew with a new stream."""
+        """Add an item to what the limits bound; both counts begin anew behind a LAST, which the bare form lacks."""
         self._bytes += item_bytes
         self._frames += 1
         self._limits.check("stream_bytes", self._bytes, "stream")
         self._limits.check("frames", self._frames, "stream")
-        if not self.open:
+        if self._at_last:
             self._bytes = self._frames = 0
 
     @property

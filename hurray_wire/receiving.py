@@ -23,7 +23,7 @@ from hurray_wire.descriptor import TensorDescriptor
 from hurray_wire.errors import Code, Difference, FrameError, MismatchError, TruncatedError, UnsupportedError
 from hurray_wire.forms import PREFIX_BYTES, Form, identify
 from hurray_wire.indices import Int64Array
-from hurray_wire.memory import placed
+from hurray_wire.memory import allocated, placed, private
 from hurray_wire.options import DecodeOptions, Decoding, check_expected, decode_options
 from hurray_wire.payload import resized
 from hurray_wire.quantization import PerBlockAffine
@@ -83,7 +83,7 @@ def _bare_parts(header: Bytes, given: Sequence[Bytes], options: DecodeOptions) -
     _check_buffers(descriptor, given)
     check_expected(descriptor, None, options.expect)
     pool, *scales = (placed(b, descriptor, i, options) for i, b in enumerate(given) if i not in (1, 2))
-    tables = given[1].tobytes(), given[2].tobytes()
+    tables = private(given[1]), private(given[2])
     return of_buffers(descriptor, pool, tables, scales, None, None, strict=options.strict)
 
 
@@ -225,7 +225,7 @@ def _bare_into(raw: Bytes, pool: Any, page_ids: Any, options: DecodeOptions) -> 
     item = bare.read_bare_item(raw, 0, options, alone=True)
     target = destination(item.descriptor, pool, page_ids)
     scales = [placed(item.buffers[i], item.descriptor, i, options) for i in range(3, len(item.buffers))]
-    tables = item.buffers[1].tobytes(), item.buffers[2].tobytes()
+    tables = private(item.buffers[1]), private(item.buffers[2])
     parts = of_buffers(
         item.descriptor, None, tables, scales, None, None, strict=options.strict, offsets=lambda: item.starts
     )
@@ -275,7 +275,7 @@ class Destination:
                 self._note(pages)
                 chunk.decode(place)
                 return
-            raw = np.empty(raw_length, np.uint8)
+            raw = allocated(raw_length, None)
             chunk.decode(raw)
         self._note(pages)
         self._rows[_run(ids)] = self._typed(raw[:raw_length], ids.size)

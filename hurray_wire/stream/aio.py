@@ -103,7 +103,11 @@ class AsyncStreamReader:
             try:
                 vector = next(asking)
                 while True:
-                    count = await asyncio.wait_for(self._fill(vector), self._timeout)
+                    try:
+                        count = await asyncio.wait_for(self._fill(vector), self._timeout)
+                    except BaseException as error:
+                        asking.throw(error)  # so that it says which pages have been written
+                        raise
                     vector = asking.send(count)
             except StopIteration as stop:
                 return stop.value
@@ -171,8 +175,12 @@ class AsyncFrameHeader:
 
     async def read_into(self, pool: Any, page_ids: Any) -> BlockPagedTensor:
         """Receive the pages straight into `pool[page_ids[j]]`."""
-        incoming = self._taken()
-        return await self._finished(incoming.read_into(pool, page_ids), incoming.total_bytes)
+        incoming = self._incoming
+        if incoming is None:
+            raise ValueError("the payload was read or skipped")
+        asking = incoming.read_into(pool, page_ids)  # refuses a pool or ids that cannot serve; then it is taken
+        self._taken()
+        return await self._finished(asking, incoming.total_bytes)
 
     async def skip(self) -> None:
         """Receive the payload and forget it."""

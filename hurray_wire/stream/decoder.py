@@ -149,6 +149,9 @@ class FrameDecoder:
         except HurrayWireError as error:
             self._wanted, self._broken = [], True
             self._ready.append(error)
+        except BaseException:  # the caller's own, of its alloc: what was fed is lost
+            self._wanted, self._broken, self._closed = [], True, True
+            raise
 
     @property
     def eof(self) -> bool:

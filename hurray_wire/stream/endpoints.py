@@ -12,6 +12,7 @@ import errno
 import os
 import select
 import socket
+import stat
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -120,6 +121,9 @@ class FdSink(_Descriptor):
 
     def take(self, vector: Vector) -> int:
         pieces = bounded(vector)
+        if self.timeout is not None and stat.S_ISFIFO(os.fstat(self.fd).st_mode):
+            # A pipe that is ready takes so many bytes at once, and would make us wait for more.
+            pieces = [vector[0][: select.PIPE_BUF]]
         return self.moved(select.POLLOUT, lambda: os.writev(self.fd, pieces))
 
     def commit(self) -> None:
@@ -137,11 +141,10 @@ class SocketSource(_Descriptor):
     def __init__(self, sock: socket.socket, timeout: float | None) -> None:
         super().__init__(sock.fileno(), timeout)
         self.sock = sock
-        self.vectored = not _is_tls(sock)
 
     def fill(self, vector: Vector) -> int:
         pieces = bounded(vector)
-        if not self.vectored or len(pieces) == 1:
+        if len(pieces) == 1:
             return self.moved(select.POLLIN, lambda: self.sock.recv_into(pieces[0]))
         return self.moved(select.POLLIN, lambda: self.sock.recvmsg_into(pieces)[0])
 
@@ -150,20 +153,60 @@ class SocketSource(_Descriptor):
 
 
 class SocketSink(_Descriptor):
-    """A socket to send to."""
+    """A socket to send to; `owns`: one that was made here, around a descriptor."""
 
-    def __init__(self, sock: socket.socket, timeout: float | None) -> None:
+    def __init__(self, sock: socket.socket, timeout: float | None, *, owns: bool = False) -> None:
         super().__init__(sock.fileno(), timeout)
         self.sock = sock
-        self.vectored = not _is_tls(sock)
+        self.owns = owns
 
     def take(self, vector: Vector) -> int:
         pieces = bounded(vector)
-        if not self.vectored:
-            return self.moved(select.POLLOUT, lambda: self.sock.send(pieces[0]))
         # A blocking socket would send all of it or block for ever: with a timeout it is asked for what it can take.
         flags = 0 if self.timeout is None else socket.MSG_DONTWAIT
         return self.moved(select.POLLOUT, lambda: self.sock.sendmsg(pieces, [], flags))
+
+    def commit(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        if self.owns:
+            self.sock.close()
+
+
+class TlsEnd:
+    """Either end of a TLS socket: no vectored calls, bytes held back in its own buffer, and waits of its own."""
+
+    one_stream = True
+
+    def __init__(self, sock: Any, timeout: float | None) -> None:
+        self.sock = sock
+        self.timeout = timeout
+
+    def fill(self, vector: Vector) -> int:
+        return self._moved(lambda: self.sock.recv_into(vector[0][:_MOST_BYTES]))
+
+    def take(self, vector: Vector) -> int:
+        return self._moved(lambda: self.sock.send(vector[0][:_MOST_BYTES]))
+
+    def _moved(self, call: Callable[[], int]) -> int:
+        before = self.sock.gettimeout()
+        if self.timeout is not None:
+            self.sock.settimeout(self.timeout)
+        try:
+            while True:
+                try:
+                    return call()
+                except (BlockingIOError, InterruptedError):
+                    wait(self.sock.fileno(), select.POLLIN | select.POLLOUT, self.timeout)
+                except OSError as error:  # SSLWantReadError and SSLWantWriteError, without importing ssl
+                    wanted = {"SSLWantReadError": select.POLLIN, "SSLWantWriteError": select.POLLOUT}
+                    if type(error).__name__ not in wanted:
+                        raise
+                    wait(self.sock.fileno(), wanted[type(error).__name__], self.timeout)
+        finally:
+            if self.timeout is not None:
+                self.sock.settimeout(before)
 
     def commit(self) -> None:
         """Nothing is held back."""
@@ -173,7 +216,6 @@ class SocketSink(_Descriptor):
 
 
 def _is_tls(sock: Any) -> bool:
-    """TLS sockets have no vectored calls."""
     return hasattr(sock, "cipher") and hasattr(sock, "pending")
 
 
@@ -267,7 +309,7 @@ class PathSink(FdSink):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(os.fspath(path))
-        fd, beside = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".part", dir=self.path.parent)
+        fd, beside = tempfile.mkstemp(prefix=".hurray_wire-", suffix=".part", dir=self.path.parent)
         super().__init__(fd, None)
         self.beside: Path | None = Path(beside)
         with contextlib.suppress(OSError):  # mkstemp's mode is private; a stream file's is everybody's default
@@ -299,7 +341,7 @@ def source_of(source: Any, timeout: float | None) -> Source:
     if isinstance(source, str | os.PathLike):
         return FdSource(os.open(source, os.O_RDONLY | os.O_CLOEXEC), None, owns=True, one_stream=False)
     if isinstance(source, socket.socket):
-        return SocketSource(source, timeout)
+        return TlsEnd(source, timeout) if _is_tls(source) else SocketSource(source, timeout)
     if isinstance(source, int) and not isinstance(source, bool):
         return FdSource(source, timeout)
     if hasattr(source, "readinto") or hasattr(source, "read"):
@@ -324,13 +366,19 @@ def sink_of(sink: Any, timeout: float | None) -> Sink:
     if isinstance(sink, str | os.PathLike):
         return PathSink(sink)
     if isinstance(sink, socket.socket):
-        return SocketSink(sink, timeout)
+        return TlsEnd(sink, timeout) if _is_tls(sink) else SocketSink(sink, timeout)
     if isinstance(sink, int) and not isinstance(sink, bool):
-        return FdSink(sink, timeout)
+        return _fd_sink(sink, timeout)
     if hasattr(sink, "write"):
         return FileSink(sink)
     if hasattr(sink, "fileno"):
-        return FdSink(sink.fileno(), timeout)
+        return _fd_sink(sink.fileno(), timeout)
     if callable(sink):
         return CallSink(sink)
     raise TypeError(f"a sink is a path, binary file, socket, file descriptor or callable, not {sink!r}")
+
+
+def _fd_sink(fd: int, timeout: float | None) -> Sink:
+    if timeout is not None and stat.S_ISSOCK(os.fstat(fd).st_mode):
+        return SocketSink(socket.socket(fileno=os.dup(fd)), timeout, owns=True)
+    return FdSink(fd, timeout)

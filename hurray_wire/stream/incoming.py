@@ -18,10 +18,10 @@ from hurray_wire import bare, frame_reader
 from hurray_wire.arrays import Bytes
 from hurray_wire.assembly import Parts, of_buffers
 from hurray_wire.descriptor import TensorDescriptor, decode_descriptor, stated_length
-from hurray_wire.errors import ChecksumError, HurrayWireError, TruncatedError
+from hurray_wire.errors import ChecksumError, TruncatedError
 from hurray_wire.forms import Form, identify
 from hurray_wire.inspection import Inspection, inspect_bare, inspection_of
-from hurray_wire.memory import allocated
+from hurray_wire.memory import allocated, private
 from hurray_wire.options import DecodeOptions, check_expected
 from hurray_wire.order import StreamOrder
 from hurray_wire.receiving import Chunk, Destination, destination, tables_only
@@ -68,7 +68,7 @@ class Incoming:
         raise NotImplementedError
 
     def read_into(self, pool: Any, page_ids: Any) -> Asking:
-        """Ask for the body, pages straight into a pool; returns a `Finish`."""
+        """Ask for the body, pages straight into a pool; returns a `Finish`. The pool and ids are checked at once."""
         raise NotImplementedError
 
     def skip(self) -> Asking:
@@ -103,7 +103,7 @@ def _receive_bare(first: Bytes, order: StreamOrder, options: DecodeOptions, base
     order.bare(base)
     length = stated_length(memoryview(first), base)
     options.limits.check("descriptor_bytes", length, "descriptor_length", base + 6)
-    data = np.empty(length, np.uint8)
+    data = allocated(length, None)
     data[: first.size] = first
     yield from fill(data[first.size :], base, "descriptor_length", needed=length, have=first.size)
     descriptor = decode_descriptor(data.tobytes(), base=base, strict=options.strict)
@@ -127,7 +127,7 @@ class BareIncoming(Incoming):
         self.base = base
 
     def inspection(self) -> Inspection:
-        return inspect_bare(self.head, 0, self.options)
+        return inspect_bare(self.head, 0, self.options, base=self.base)
 
     def _fill(self, memory: Bytes, buffer: int) -> Asking:
         sizes = [handle.byte_size for handle in self.descriptor.buffers]
@@ -147,7 +147,7 @@ class BareIncoming(Incoming):
     def _parts(self, pool: Bytes | None, rest: list[Bytes]) -> Parts:
         sizes = [handle.byte_size for handle in self.descriptor.buffers]
         starts = [self.base + self.head.size + sum(sizes[:i]) for i in range(len(sizes))]
-        tables = rest[0].tobytes(), rest[1].tobytes()
+        tables = private(rest[0]), private(rest[1])
         strict = self.options.strict
         return of_buffers(self.descriptor, pool, tables, rest[2:], None, None, strict=strict, offsets=lambda: starts)
 
@@ -158,18 +158,20 @@ class BareIncoming(Incoming):
         return lambda: BlockPagedTensor.of_parts(self._parts(pool, rest))
 
     def read_into(self, pool: Any, page_ids: Any) -> Asking:
-        target = destination(self.descriptor, pool, page_ids)
+        return self._into(destination(self.descriptor, pool, page_ids))
+
+    def _into(self, target: Destination) -> Asking:
         size = self.descriptor.buffers[0].byte_size
         whole = min(size, target.page_bytes * target.ids.size)
         try:
             for start, vector, done in target.vectors(0, whole, _SCRATCH_BYTES):
                 yield from fill_vector(vector, self.base, self.head.size + start, self.total_bytes)
                 done()
-            yield from self._fill(np.empty(size - whole, np.uint8), 0)
+            yield from discard(size - whole, self.base, self.head.size + whole, self.total_bytes)
             rest = yield from self._rest()
             parts = self._parts(None, rest)
-        except HurrayWireError as error:
-            error.pages_written = target.written()
+        except Exception as error:
+            error.pages_written = target.written()  # type: ignore[attr-defined]  # OSError and TimeoutError too
             raise
         return lambda: BlockPagedTensor.of_parts(target.adopted(parts))
 
@@ -215,10 +217,11 @@ def _receive_frame(first: Bytes, order: StreamOrder, options: DecodeOptions, bas
     order.frame(head)
     order.count(total)
     if head.closing:
-        padding = np.empty(total - header.size, np.uint8)
+        padding = allocated(total - header.size, None)
         yield from fill(padding, base, "frame_length", needed=total, have=header.size)
         frame_reader.check_padding(padding, base + header.size)
         return Closing(total)
+    frame_reader.check_limits(head, options.limits)
     front = allocated(header_bytes(head.table, total), None)
     front[: header.size] = header
     yield from fill(front[header.size :], base, "frame_length", needed=total, have=header.size)
@@ -270,14 +273,16 @@ class FrameIncoming(Incoming):
         return BlockPagedTensor.of_parts(frame_reader.finish(self.found, small, fetch, options))
 
     def read_into(self, pool: Any, page_ids: Any) -> Asking:
-        target = destination(self.descriptor, pool, page_ids)
+        return self._into(destination(self.descriptor, pool, page_ids))
+
+    def _into(self, target: Destination) -> Asking:
         try:
             at = yield from self._pages(target)
             rest = allocated(self.total_bytes - at, None)
             yield from fill(rest, self.base, "frame_length", needed=self.total_bytes, have=at)
             parts = self._tables(rest, at)
-        except HurrayWireError as error:
-            error.pages_written = target.written()
+        except Exception as error:
+            error.pages_written = target.written()  # type: ignore[attr-defined]  # OSError and TimeoutError too
             raise
         return lambda: BlockPagedTensor.of_parts(target.adopted(parts))
 
@@ -301,7 +306,7 @@ class FrameIncoming(Incoming):
         for index in range(rows.start, rows.stop):
             entry = head.table.records[index]
             start, stored = entry.offset, entry.stored_length
-            gap = np.empty(start - at, np.uint8)
+            gap = allocated(start - at, None)
             yield from fill(gap, self.base, "frame_length", needed=self.total_bytes, have=at)
             frame_reader.check_padding(gap, self.base + at)
             if entry.codec == Codec.RAW:
@@ -331,7 +336,7 @@ class FrameIncoming(Incoming):
     def _coded_chunk(self, index: int, target: Destination) -> Asking:
         head = self.found.head
         entry = head.table.records[index]
-        stored = np.empty(entry.stored_length, np.uint8)
+        stored = allocated(entry.stored_length, None)
         have = entry.offset
         yield from fill(stored, self.base, "frame_length", needed=self.total_bytes, have=have)
         if self.options.verify:

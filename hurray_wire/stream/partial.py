@@ -22,7 +22,7 @@ from hurray_wire.errors import Code, TruncatedError, UnsupportedError
 from hurray_wire.forms import PREFIX_BYTES, Form, identify
 from hurray_wire.indices import as_integers
 from hurray_wire.inspection import Inspection, inspect_bare, inspection_of
-from hurray_wire.memory import allocated
+from hurray_wire.memory import allocated, private
 from hurray_wire.options import DEFAULT_LIMITS, DecodeOptions, Limits, check_expected
 from hurray_wire.pages import PagePool
 from hurray_wire.receiving import tables_only
@@ -114,7 +114,7 @@ class _Reader:
 
 def _pread(fd: int, offset: int, length: int) -> Bytes:
     """A read may give less than asked long before the end."""
-    out = np.empty(length, np.uint8)
+    out = allocated(length, None)
     at = 0
     while at < length:
         count = os.preadv(fd, [memoryview(out)[at : at + (1 << 30)]], offset + at)
@@ -183,7 +183,7 @@ def _opened_bare(reader: _Reader, offset: int, options: DecodeOptions) -> Frame:
     check_expected(descriptor, None, options.expect)
     starts = [offset + length + sum(sizes[:i]) for i in range(len(sizes))]
     read = [reader.exactly(starts[i], sizes[i], offset, total, f"buffers[{i}]") for i in range(1, len(sizes))]
-    tables = read[0].tobytes(), read[1].tobytes()
+    tables = private(read[0]), private(read[1])
     parts = of_buffers(descriptor, None, tables, read[2:], None, None, strict=True, offsets=lambda: starts)
     runs = [_Run(0, descriptor.layout.num_pages, starts[0], sizes[0], 0, raw=True)] if sizes[0] else []
     inspection = inspect_bare(data, 0, options)
@@ -303,7 +303,7 @@ class Frame:
 
     def _read_pages(self, run: _Run, pages: npt.NDArray[np.int64]) -> Bytes:
         """The bytes of (sorted) pages of one run, one behind the other."""
-        out = np.empty(pages.size * self._page_bytes, np.uint8)
+        out = allocated(pages.size * self._page_bytes, None)
         if self._by_page(run):
             at = 0
             for offset, length in self._wanted_of(run, pages):
@@ -329,7 +329,7 @@ class Frame:
             frame_reader.verify_section(self._found.head, run.index, stored)
         if run.raw:
             return stored
-        out = np.empty(run.num_pages * self._page_bytes, np.uint8)
+        out = allocated(run.num_pages * self._page_bytes, None)
         frame_reader.decode_chunk(self._found.head, run.index, stored, out)
         return out
 

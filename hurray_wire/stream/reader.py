@@ -162,7 +162,12 @@ def _driven(asking: Generator[Vector, int, Any], source: Source) -> Any:
     try:
         vector = next(asking)
         while True:
-            vector = asking.send(source.fill(vector))
+            try:
+                count = source.fill(vector)
+            except BaseException as error:
+                asking.throw(error)  # so that it says which pages have been written
+                raise
+            vector = asking.send(count)
     except StopIteration as stop:
         return stop.value
 
@@ -217,13 +222,9 @@ class FrameHeader:
             incoming = self._incoming
             if incoming is None:
                 raise ValueError("the payload was read or skipped")
-            asking = incoming.read_into(pool, page_ids)
-            return self._finished(self._started(asking))
-
-    def _started(self, asking: Asking) -> Asking:
-        """Check the receiver's own arguments before the payload counts as taken."""
-        self._taken()
-        return (yield from asking)
+            asking = incoming.read_into(pool, page_ids)  # refuses a pool or ids that cannot serve; then it is taken
+            self._taken()
+            return self._finished(asking)
 
     def skip(self) -> None:
         """Receive the payload and forget it; it is not verified."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -144,7 +145,7 @@ class StreamWriter:
             raise ValueError("the writer is closed" if self._sink is None else "the stream is finished")
 
     def _queue(self, parts: list[Bytes]) -> None:
-        if self._sender is None:
+        if self._sender is None or not self._sender.here:
             assert self._sink is not None
             self._sender = Sender(self._sink)
         try:
@@ -179,7 +180,7 @@ class StreamWriter:
 
     def _drain(self) -> None:
         sender, self._sender = self._sender, None
-        if sender is not None:
+        if sender is not None and sender.here:
             sender.join()
 
     def close(self) -> None:
@@ -190,7 +191,7 @@ class StreamWriter:
     def _close(self) -> None:
         sink, self._sink = self._sink, None
         sender, self._sender = self._sender, None
-        if sender is not None:
+        if sender is not None and sender.here:
             sender.abandon()
         if sink is not None:
             sink.close()
@@ -211,12 +212,16 @@ class StreamWriter:
 def send(sink: Sink, vector: Vector) -> None:
     """All of a vector, in as many calls as it takes."""
     while vector:
-        vector = advanced(vector, sink.take(vector))
+        count = sink.take(vector)
+        if count <= 0:
+            raise OSError(errno.EIO, "the sink takes no more bytes, and does not say why")
+        vector = advanced(vector, count)
 
 
 def _own(part: Bytes, tensor: BlockPagedTensor) -> Bytes:
-    """A chunk that stayed raw is a view of the tensor's pool: copied, since `write` returns before it is sent."""
-    return part.copy() if np.may_share_memory(part, tensor.page_pool) else part
+    """A part that is the caller's memory is copied, since `write` returns before it is sent."""
+    callers = (tensor.page_pool, tensor.scales, tensor.zero_points)
+    return part.copy() if any(a is not None and np.may_share_memory(part, a) for a in callers) else part
 
 
 class Sender:
@@ -226,9 +231,15 @@ class Sender:
         self._sink = sink
         self._frames: Queue[Vector | None] = Queue(maxsize=1)
         self._error: BaseException | None = None
+        self._process = os.getpid()
         self._abandoned = False
         self._thread = Thread(target=self._run, name="hurray_wire sender", daemon=True)
         self._thread.start()
+
+    @property
+    def here(self) -> bool:
+        """Whether the thread is one of this process: a fork leaves it, and what it was to send, behind."""
+        return self._process == os.getpid()
 
     def _run(self) -> None:
         while True:
