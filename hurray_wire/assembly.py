@@ -38,6 +38,9 @@ from hurray_wire.tags import MIN_ALIGNMENT
 
 Array = npt.NDArray[Any]
 
+Offsets = Callable[[], Mapping[str, int]]
+"""Where the descriptor, block_table, seq_ptr and seq_lens begin in the input."""
+
 INDEX_DTYPES: dict[str, np.dtype[Any]] = {"uint32": np.dtype("<u4"), "uint64": np.dtype("<u8")}
 _UINT32_END = 1 << 32
 
@@ -382,10 +385,8 @@ def _index_type(index_type: str | None, numbers: Iterable[int]) -> str:
 
 
 def _check_tokens(lens: IntArray | None, ptr: IntArray, page_size: int, total: int) -> list[Violation]:
-    violations = indices.check_token_count(total, ptr.item(-1), page_size)
-    if lens is not None:
-        violations += indices.check_seq_lens(lens, ptr, page_size, total)
-    return violations
+    violations = [] if lens is None else indices.check_seq_lens(lens, ptr, page_size, total)
+    return violations + indices.check_token_count(total, ptr.item(-1), page_size)
 
 
 def _forced(ptr: IntArray, page_size: int, total: int) -> IntArray | None:
@@ -412,7 +413,7 @@ def of_buffers(
     metadata: dict[str, Any] | None,
     *,
     strict: bool,
-    offsets: Callable[[], Sequence[int]] | None = None,
+    offsets: Offsets | None = None,
 ) -> Parts:
     """The parts of a tensor from its buffers' bytes: stage 9 (section 3).
 
@@ -421,7 +422,7 @@ def of_buffers(
             where the descriptor has them; viewed.
         tables: block_table and seq_ptr, as copies of the input that nobody else can change.
         seq_lens: likewise the bytes of a frame's section; None where there is none.
-        offsets: asked where each buffer begins in the input, for errors.
+        offsets: asked where things begin in the input, for errors.
     """
     layout = descriptor.layout
     index = INDEX_DTYPES[layout.block_table_index_type]
@@ -429,8 +430,11 @@ def of_buffers(
     ptr = ptr[: layout.num_seqs + 1]
     lens = None if seq_lens is None else _indices(seq_lens, index)
     violations = _check_tables(descriptor, table, ptr, lens)
+    if seq_lens is not None and len(seq_lens) % index.itemsize:
+        message = f"take {len(seq_lens)} bytes, must be {layout.num_seqs} indices of {index.itemsize}"
+        violations.append(Violation(Code.SEQ_LENS_COUNT, "seq_lens", message))
     if violations:
-        violations = _placed(violations, None if offsets is None else offsets(), index.itemsize)
+        violations = _placed(violations, descriptor, offsets, index.itemsize)
         if strict:
             raise violations_error(violations)
         lens = None
@@ -463,19 +467,19 @@ def _check_tables(
     return violations
 
 
-_BUFFER_OF = {"block_table": 1, "seq_ptr": 2}
-
-
-def _placed(violations: list[Violation], offsets: Sequence[int] | None, width: int) -> list[Violation]:
-    """With byte offsets: of the entry in its buffer."""
+def _placed(
+    violations: list[Violation], descriptor: TensorDescriptor, offsets: Offsets | None, width: int
+) -> list[Violation]:
+    """With byte offsets: of the entry in its table, of the field in the descriptor."""
     if offsets is None:
         return violations
+    starts = offsets()
+    fields = {span.path: span.offset for span in descriptor.spans(starts.get("descriptor", 0))}
     placed = []
     for violation in violations:
-        buffer = _BUFFER_OF.get(violation.where.partition("[")[0])
-        if buffer is not None:
-            violation = located(violation, offsets[buffer] + (violation.index or 0) * width)
-        placed.append(violation)
+        start = starts.get(violation.where.partition("[")[0])
+        at = fields.get(violation.where) if start is None else start + (violation.index or 0) * width
+        placed.append(located(violation, at))
     return placed
 
 

@@ -6,6 +6,7 @@ what it cannot say is refused on writing and unknown on reading.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from hurray_wire.arrays import Bytes, as_bytes
@@ -15,6 +16,7 @@ from hurray_wire.errors import Code, FrameError, TruncatedError, UnsupportedErro
 from hurray_wire.memory import placed, private
 from hurray_wire.options import DecodeOptions, EncodeOptions, check_expected
 from hurray_wire.payload import Payload
+from hurray_wire.structs.descriptor import FRONT_PLAN
 
 _STEP_BYTES = 4 << 20
 """Pages that must be copied on the way out are copied so many bytes at a time."""
@@ -80,6 +82,15 @@ class BareItem(NamedTuple):
     starts: list[int]
     end: int
 
+    def offsets(self) -> dict[str, int]:
+        """Where the descriptor and the tables begin, for errors."""
+        return bare_offsets(self.starts[0] - self.descriptor.encoded_length, self.starts)
+
+
+def bare_offsets(descriptor: int, starts: Sequence[int]) -> dict[str, int]:
+    """Where the descriptor and the tables of an item begin."""
+    return {"descriptor": descriptor, "block_table": starts[1], "seq_ptr": starts[2]}
+
 
 def read_bare_item(data: Bytes, offset: int, options: DecodeOptions, *, alone: bool) -> BareItem:
     """Stages 1 to 7 of the item at `offset`; `alone`: nothing may follow it."""
@@ -109,16 +120,14 @@ def read_bare(data: Bytes, offset: int, options: DecodeOptions, *, alone: bool) 
     count = len(item.buffers)
     pool, *scales = (placed(item.buffers[i], item.descriptor, i, options) for i in range(count) if i not in (1, 2))
     tables = private(item.buffers[1]), private(item.buffers[2])
-    parts = of_buffers(
-        item.descriptor, pool, tables, scales, None, None, strict=options.strict, offsets=lambda: item.starts
-    )
+    parts = of_buffers(item.descriptor, pool, tables, scales, None, None, strict=options.strict, offsets=item.offsets)
     return parts, item.end
 
 
 def check_bare_sizes(sizes: list[int], length: int, offset: int, options: DecodeOptions) -> int:
     """Bytes of the whole item, within the limits."""
-    options.limits.check("decoded_bytes", sum(sizes), "buffers", offset)
-    options.limits.check("frame_bytes", length + sum(sizes), "buffers", offset)
+    options.limits.check("decoded_bytes", sum(sizes), "buffers", offset + FRONT_PLAN.size)
+    options.limits.check("frame_bytes", length + sum(sizes), "buffers", offset + FRONT_PLAN.size)
     return length + sum(sizes)
 
 

@@ -33,7 +33,7 @@ from hurray_wire.structs.descriptor import (
     descriptor_spans,
     parse_descriptor,
 )
-from hurray_wire.structs.fused import Record
+from hurray_wire.structs.fused import Record, Span
 from hurray_wire.tables import BufferHandle, ExtensionType, Statistics
 from hurray_wire.tags import BARE_MAGIC, BLOCK_PAGED, NO_LAYER, RANK, VERSION_MAJOR, CompositeRole, Flag
 
@@ -206,6 +206,10 @@ class TensorDescriptor:
         if self.violations:
             raise violations_error(self.violations)
         return self._encoded
+
+    def spans(self, base: int = 0) -> list[Span]:
+        """Every field of the descriptor's bytes, which begin at `base`, those of a tolerated one too."""
+        return descriptor_spans(self._encoded, base)
 
     @staticmethod
     def decode(data: Any, *, strict: bool = True) -> TensorDescriptor:
@@ -404,8 +408,9 @@ def _decode(data: bytes, base: int, strict: bool) -> TensorDescriptor:
     violations = rules.check_descriptor(fields)
     if violations:
         violations = _placed(violations, data, base)
-        if strict or not all(v.tolerable for v in violations):
-            raise violations_error(violations)
+        told = violations if strict else [v for v in violations if not v.tolerable]
+        if told:
+            raise violations_error(told)
     return _from_fields(fields, data, tuple(violations))
 
 

@@ -9,7 +9,7 @@ but to verify it, and is viewed where it lies raw.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +41,7 @@ from hurray_wire.sections import (
     header_length,
     read_table,
 )
+from hurray_wire.structs.descriptor import FRONT_PLAN
 from hurray_wire.structs.frame import CHECKSUM_PLAN, PROLOGUE_PLAN
 from hurray_wire.tags import BARE_MAGIC, MIN_ALIGNMENT, VERSION_MAJOR, Codec, FrameFlag, SectionFlag, SectionKind
 
@@ -174,7 +175,7 @@ def describe(head: Head, fetch: Fetch, options: DecodeOptions, *, tables: bool =
     descriptor = _descriptor(small.descriptor, offset, options)
     cover = covered(head.table, descriptor.sizes, descriptor.alignments, descriptor.page_bytes, head.base)
     check_frame_length(head.prologue.frame_length, cover.end, cover.alignment, head.base)
-    options.limits.check("decoded_bytes", sum(descriptor.sizes), "buffers", offset)
+    options.limits.check("decoded_bytes", sum(descriptor.sizes), "buffers", offset + FRONT_PLAN.size)
     metadata = _metadata(head, small, descriptor)
     check_expected(descriptor, metadata, options.expect)
     return Described(head, descriptor, metadata, cover), small
@@ -445,6 +446,14 @@ def finish(found: Described, small: Small, fetch: Fetch, options: DecodeOptions)
     )
 
 
-def table_offsets(found: Described) -> Sequence[int]:
-    """Where each buffer begins in the input, for errors; the frame itself where a buffer is compressed."""
-    return [found.head.base + (start or 0) for start in found.cover.raw]
+def table_offsets(found: Described) -> dict[str, int]:
+    """Where the descriptor and the tables begin in the input, for errors; not of one that is compressed."""
+    head = found.head
+    kinds = {"descriptor": _DESCRIPTOR, "seq_lens": _SEQ_LENS}
+    places = {
+        name: head.base + head.table.first(kind).offset for name, kind in kinds.items() if kind in head.table.kinds
+    }
+    for name, start in zip(("block_table", "seq_ptr"), found.cover.raw[1:3], strict=True):
+        if start is not None:
+            places[name] = head.base + start
+    return places

@@ -10,7 +10,7 @@ from hurray_wire.arrays import Bytes, as_bytes
 from hurray_wire.descriptor import TensorDescriptor
 from hurray_wire.forms import PREFIX_BYTES, Form, identify
 from hurray_wire.options import DEFAULT_DECODING, DecodeOptions
-from hurray_wire.sections import BUFFERS, FIXED_BYTES, header_bytes
+from hurray_wire.sections import BUFFERS, FIXED_BYTES, header_bytes, small_end
 from hurray_wire.structs.descriptor import descriptor_spans
 from hurray_wire.structs.frame import CHECKSUM_PLAN, PROLOGUE_PLAN, SECTION_PLAN
 from hurray_wire.structs.fused import Span
@@ -203,18 +203,11 @@ def inspect_frame(raw: Bytes, offset: int, options: DecodeOptions) -> Inspection
     head = frame_reader.read_head(raw[offset : offset + prologue.header_length].tobytes(), prologue, offset)
     if head.closing:
         return inspection_of(head, None, b"", raw[offset:])
-    needed = small_end(head)
+    needed = small_end(head.table)
     if available < needed:
         raise frame_reader.truncated(needed, available, offset, "sections")
     found, small = frame_reader.describe(head, frame_reader.fetch_from(raw, offset), options, tables=False)
     return inspection_of(head, found, small.descriptor, raw[offset:])
-
-
-def small_end(head: frame_reader.Head) -> int:
-    """Where the sections before the buffers end, from the frame's first byte."""
-    entries = head.table.entries
-    small = entries[entries["kind"] <= SectionKind.METADATA]
-    return int((small["offset"] + small["stored_length"]).max())
 
 
 def inspection_of(

@@ -216,6 +216,8 @@ def resized(parts: Parts, num_pages: int) -> TensorDescriptor:
 
 
 def _resized_handle(old: BufferHandle, size: int) -> BufferHandle:
+    if size == old.byte_size:
+        return old
     alignment = max(old.alignment, MIN_ALIGNMENT) if size else 1
     return BufferHandle(size, alignment, old.device, old.sync_mode, old.memory_class)
 

@@ -20,14 +20,22 @@ from hurray_wire.arrays import Bytes, as_array, as_bytes
 from hurray_wire.assembly import INDEX_DTYPES, Parts, of_buffers
 from hurray_wire.compression import default_threads, run_chunks
 from hurray_wire.descriptor import TensorDescriptor
-from hurray_wire.errors import Code, Difference, FrameError, MismatchError, TruncatedError, UnsupportedError
+from hurray_wire.errors import (
+    Code,
+    Difference,
+    FrameError,
+    MismatchError,
+    TruncatedError,
+    UnsupportedError,
+    violations_error,
+)
 from hurray_wire.forms import PREFIX_BYTES, Form, identify
 from hurray_wire.indices import Int64Array
 from hurray_wire.memory import allocated, placed, private
 from hurray_wire.options import DecodeOptions, Decoding, check_expected, decode_options
 from hurray_wire.payload import resized
 from hurray_wire.quantization import PerBlockAffine
-from hurray_wire.sections import BUFFERS
+from hurray_wire.sections import BUFFERS, small_end
 from hurray_wire.structs.frame import PROLOGUE_PLAN
 from hurray_wire.tags import Codec, SectionKind
 from hurray_wire.tensor import BlockPagedTensor
@@ -71,8 +79,11 @@ def decode_parts(header: Any, buffers: Sequence[Any], **options: Unpack[Decoding
     frame_reader.refuse_closing(head)
     _refuse_compressed(head)
     fetch = _fetch_from_buffers(head, raw, given)
-    found, small = frame_reader.describe(head, fetch, chosen)
+    if raw.size < small_end(head.table):
+        raise frame_reader.truncated(small_end(head.table), raw.size, 0, "sections")
+    found, small = frame_reader.describe(head, fetch, chosen, tables=False)
     _check_buffers(found.descriptor, given)
+    small = small._replace(tables=frame_reader.read_tables(head, fetch))
     frame_reader.check_payload(found, fetch, chosen)
     return BlockPagedTensor.of_parts(frame_reader.finish(found, small, fetch, chosen))
 
@@ -179,7 +190,7 @@ def frame_into(
     """The rest of `decode_into` for a frame whose first seven stages have passed."""
     target = destination(found.descriptor, pool, page_ids)
     frame_reader.check_payload(found, fetch, options, pool=False)
-    parts = tables_only(found, small, fetch, options)
+    parts = target.mappable(tables_only(found, small, fetch, options))
 
     def write(index: int) -> None:
         entry = found.head.table.records[index]
@@ -226,9 +237,8 @@ def _bare_into(raw: Bytes, pool: Any, page_ids: Any, options: DecodeOptions) -> 
     target = destination(item.descriptor, pool, page_ids)
     scales = [placed(item.buffers[i], item.descriptor, i, options) for i in range(3, len(item.buffers))]
     tables = private(item.buffers[1]), private(item.buffers[2])
-    parts = of_buffers(
-        item.descriptor, None, tables, scales, None, None, strict=options.strict, offsets=lambda: item.starts
-    )
+    parts = of_buffers(item.descriptor, None, tables, scales, None, None, strict=options.strict, offsets=item.offsets)
+    target.mappable(parts)
     size = item.descriptor.buffers[0].byte_size
     target.put(0, min(size, target.page_bytes * target.ids.size), Chunk(item.buffers[0], None))
     return BlockPagedTensor.of_parts(target.adopted(parts))
@@ -340,10 +350,16 @@ class Destination:
         """The receiver's ids that may have been written so far."""
         return np.concatenate([self.ids[done] for done in self._done] or [self.ids[:0]])
 
+    def mappable(self, parts: Parts) -> Parts:
+        """The parts, whose ids can be turned into the receiver's: those that a lenient reader tolerated may not."""
+        if parts.block_table.size and indices.largest(parts.block_table) >= self.ids.size:
+            raise violations_error(parts.violations)
+        return parts
+
     def adopted(self, parts: Parts) -> Parts:
         """The tensor over the receiver's pool: table, scales and sizes in its ids."""
         layout = parts.descriptor.layout
-        num_pages = self._rows.shape[0] if self.page_bytes else layout.num_pages
+        num_pages = layout.num_pages if self.pool.ndim == 1 and not self.page_bytes else self._rows.shape[0]
         table = self.ids[parts.block_table.astype(np.int64)].astype(INDEX_DTYPES[layout.block_table_index_type])
         table.flags.writeable = False
         scales, zero_points = parts.scales, parts.zero_points

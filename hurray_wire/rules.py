@@ -15,7 +15,7 @@ from typing import Any
 
 from hurray_wire.dtypes import by_tag, packed_bytes
 from hurray_wire.errors import Code, InvalidDescriptorError, Violation
-from hurray_wire.structs.descriptor import HANDLE_PLAN, Fields
+from hurray_wire.structs.descriptor import HANDLE_PLAN, SCHEME_BYTES, SCHEME_HEAD_BYTES, Fields
 from hurray_wire.tags import (
     BARE_MAGIC,
     BLOCK_PAGED,
@@ -50,6 +50,7 @@ NONE: tuple[Violation, ...] = ()
 _FLAGS = sum(map(int, Flag))
 _SHARD = int(Flag.SHARD)
 _EXTENSION_TYPE = int(Flag.EXTENSION_TYPE)
+_QUANTIZATION = int(Flag.QUANTIZATION)
 _FUSED = int(KvRole.FUSED)
 _STATISTICS = sum(map(int, StatisticsMask))
 _NON_FINITE = int(StatisticsMask.NON_FINITE)
@@ -152,15 +153,21 @@ def version(d: Fields) -> Found:
 
 def descriptor_length(d: Fields) -> Found:
     length = d.front.descriptor_length
-    if d.short_scheme:
-        message = f"is {d.short_scheme}, less than the scheme takes"
-        return (Violation(Code.QUANTIZATION_SCHEME, "quantization.length", message, value=d.short_scheme),)
+    if d.scheme_start is not None and d.scheme_start.length < scheme_bytes(d.scheme_start.scheme_tag):
+        found = d.scheme_start.length
+        message = f"is {found}, the scheme takes {scheme_bytes(d.scheme_start.scheme_tag)}"
+        return (Violation(Code.QUANTIZATION_SCHEME, "quantization.length", message, value=found),)
     if d.cut:
         return (Violation(Code.DESCRIPTOR_LENGTH, d.cut, f"runs past the descriptor's {length} bytes"),)
     if d.buffers is None or length == d.end or (length > d.end and d.front.version_minor):
         return NONE
     message = f"is {length}, but the tables end at {d.end}"
     return (Violation(Code.DESCRIPTOR_LENGTH, "descriptor_length", message),)
+
+
+def scheme_bytes(scheme_tag: int) -> int:
+    """What a scheme takes, at least."""
+    return SCHEME_BYTES.get(scheme_tag, SCHEME_HEAD_BYTES)
 
 
 def flags(d: Fields) -> Found:
@@ -180,13 +187,14 @@ def type_tag(d: Fields) -> Found:
     private, extended = tag in PRIVATE_TYPES, bool(d.front.flags & _EXTENSION_TYPE)
     if private and not extended:
         return (Violation(Code.DTYPE, "type_tag", f"private type {tag:#04x} without an extension section"),)
+    violations: list[Violation] = []
     if extended and not private:
         message = f"announce an extension section, but type {tag:#04x} is not private (0xF0 to 0xFE)"
-        return (Violation(Code.EXTENSION_TYPE, "flags", message),)
+        violations.append(Violation(Code.EXTENSION_TYPE, "flags", message))
     if by_tag(tag) is not None:
-        return NONE
+        return violations
     kind = "invalid" if tag in (0x00, 0xFF) else "reserved" if 0x80 <= tag <= 0xEF or tag == 0x47 else "unknown"
-    return (Violation(Code.DTYPE, "type_tag", f"{kind} element type {tag:#04x}"),)
+    return [*violations, Violation(Code.DTYPE, "type_tag", f"{kind} element type {tag:#04x}")]
 
 
 def layout_tag(d: Fields) -> Found:
@@ -255,8 +263,9 @@ def layout_reserved(d: Fields) -> Found:
 
 def buffer_count(d: Fields) -> Found:
     expected = len(buffer_names(d.quantization))
+    unread = d.quantization is None and d.front.flags & _QUANTIZATION
     unknown = d.quantization is not None and d.quantization.scheme_tag not in STORAGE
-    if d.front.buffer_count == expected or unknown or d.cut:
+    if d.front.buffer_count == expected or (3 <= d.front.buffer_count <= 5 and (unread or unknown)):
         return NONE
     message = f"is {d.front.buffer_count}, must be {expected}"
     return (Violation(Code.BUFFER_COUNT, "buffer_count", message),)
@@ -323,7 +332,10 @@ def colocation(d: Fields) -> Found:
 def quantization(d: Fields) -> Found:
     scheme = d.quantization
     if scheme is None:
-        return NONE
+        start = d.scheme_start
+        # A section that runs past the descriptor may stand anywhere: its tag is no tag to go by.
+        readable = start is not None and start.length < scheme_bytes(start.scheme_tag)
+        return check_scheme_known(start) if readable else NONE
     violations = list(check_scheme(scheme))
     if any(v.code is Code.SCHEME for v in violations):
         return violations
@@ -335,12 +347,10 @@ def quantization(d: Fields) -> Found:
 
 def check_scheme(scheme: Record, where: str = "quantization.") -> list[Violation]:
     """What a scheme's own bytes must hold, whatever tensor it stands on."""
+    unknown = check_scheme_known(scheme, where)
+    if unknown:
+        return unknown
     tag = scheme.scheme_tag
-    if tag not in STORAGE:
-        return [Violation(Code.SCHEME, where + "scheme_tag", f"unknown scheme {tag:#04x}")]
-    if scheme.scheme_version != 1:
-        message = f"version {scheme.scheme_version} found, this reader knows 1"
-        return [Violation(Code.SCHEME, where + "scheme_version", message)]
     violations = []
     allowed = _SYMMETRIC if tag in (_PER_CHANNEL, _PER_BLOCK) else 0
     if scheme.flags & ~allowed:
@@ -363,6 +373,16 @@ def check_scheme(scheme: Record, where: str = "quantization.") -> list[Violation
             violations.append(Violation(Code.QUANTIZATION_SCHEME, where + "scale_type", message))
     violations += _zero(where + "reserved", getattr(scheme, "reserved", b""))
     return violations
+
+
+def check_scheme_known(scheme: Record, where: str = "quantization.") -> list[Violation]:
+    """A scheme and version that this reader has heard of."""
+    if scheme.scheme_tag not in STORAGE:
+        return [Violation(Code.SCHEME, where + "scheme_tag", f"unknown scheme {scheme.scheme_tag:#04x}")]
+    if scheme.scheme_version != 1:
+        message = f"version {scheme.scheme_version} found, this reader knows 1"
+        return [Violation(Code.SCHEME, where + "scheme_version", message)]
+    return []
 
 
 def _block_size(scheme: Record, where: str) -> list[Violation]:

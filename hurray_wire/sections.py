@@ -348,6 +348,12 @@ def is_checked(entry: Any) -> bool:
     return bool(entry.flags & _CHECKSUM)
 
 
+def small_end(table: SectionTable) -> int:
+    """Where the sections before the buffers end, from the frame's first byte."""
+    small = table.entries[table.entries["kind"] <= _METADATA]
+    return int((small["offset"] + small["stored_length"]).max())
+
+
 def header_bytes(table: SectionTable, frame_length: int) -> int:
     """Bytes of a frame up to its first buffer, padding included; the whole of a frame that has none."""
     buffers = table.entries[_buffer(table.entries["kind"])]

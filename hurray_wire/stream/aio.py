@@ -72,16 +72,18 @@ class AsyncStreamReader:
         self._source: Any = source
         self._timeout = timeout
         self._lock = asyncio.Lock()
+        self._turn = asyncio.Lock()
         self._pending: AsyncFrameHeader | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> BlockPagedTensor:
-        header = await self.next_header()
-        if header is None:
-            raise StopAsyncIteration
-        return await header.read()
+        async with self._turn:  # tasks that share a reader get whole tensors, each one
+            header = await self.next_header()
+            if header is None:
+                raise StopAsyncIteration
+            return await header.read()
 
     async def next_header(self) -> AsyncFrameHeader | None:
         """The next tensor's header; None at the end. One whose payload was not read is skipped."""
@@ -246,7 +248,7 @@ class AsyncStreamWriter:
             if isinstance(self._sink, socket.socket):
                 await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(self._sink, part), self._timeout)
             else:
-                self._sink.write(part)
+                self._sink.write(bytes(part))  # a transport may keep what it is given until it is sent
                 await asyncio.wait_for(self._sink.drain(), self._timeout)
 
     async def finish(self) -> None:
@@ -279,5 +281,7 @@ def _check_endpoint(endpoint: Any, stream: type, name: str) -> None:
     if isinstance(endpoint, socket.socket):
         if endpoint.gettimeout() != 0:
             raise ValueError(f"the {name} socket must be non-blocking: setblocking(False)")
-    elif not isinstance(endpoint, stream) and not hasattr(endpoint, "read" if name == "source" else "drain"):
+    elif not isinstance(endpoint, stream) and not asyncio.iscoroutinefunction(
+        getattr(endpoint, "read" if name == "source" else "drain", None)
+    ):
         raise TypeError(f"a {name} is a non-blocking socket or an asyncio.{stream.__name__}, not {endpoint!r}")

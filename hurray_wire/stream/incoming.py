@@ -149,7 +149,16 @@ class BareIncoming(Incoming):
         starts = [self.base + self.head.size + sum(sizes[:i]) for i in range(len(sizes))]
         tables = private(rest[0]), private(rest[1])
         strict = self.options.strict
-        return of_buffers(self.descriptor, pool, tables, rest[2:], None, None, strict=strict, offsets=lambda: starts)
+        return of_buffers(
+            self.descriptor,
+            pool,
+            tables,
+            rest[2:],
+            None,
+            None,
+            strict=strict,
+            offsets=lambda: bare.bare_offsets(self.base, starts),
+        )
 
     def read(self) -> Asking:
         pool = allocated(self.descriptor.buffers[0].byte_size, self.options.alloc)
@@ -169,7 +178,7 @@ class BareIncoming(Incoming):
                 done()
             yield from discard(size - whole, self.base, self.head.size + whole, self.total_bytes)
             rest = yield from self._rest()
-            parts = self._parts(None, rest)
+            parts = target.mappable(self._parts(None, rest))
         except Exception as error:
             error.pages_written = target.written()  # type: ignore[attr-defined]  # OSError and TimeoutError too
             raise
@@ -280,7 +289,7 @@ class FrameIncoming(Incoming):
             at = yield from self._pages(target)
             rest = allocated(self.total_bytes - at, None)
             yield from fill(rest, self.base, "frame_length", needed=self.total_bytes, have=at)
-            parts = self._tables(rest, at)
+            parts = target.mappable(self._tables(rest, at))
         except Exception as error:
             error.pages_written = target.written()  # type: ignore[attr-defined]  # OSError and TimeoutError too
             raise

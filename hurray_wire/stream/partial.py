@@ -22,7 +22,7 @@ from hurray_wire.errors import Code, TruncatedError, UnsupportedError
 from hurray_wire.forms import PREFIX_BYTES, Form, identify
 from hurray_wire.indices import as_integers
 from hurray_wire.inspection import Inspection, inspect_bare, inspection_of
-from hurray_wire.memory import allocated, private
+from hurray_wire.memory import allocated, placed, private
 from hurray_wire.options import DEFAULT_LIMITS, DecodeOptions, Limits, check_expected
 from hurray_wire.pages import PagePool
 from hurray_wire.receiving import tables_only
@@ -68,8 +68,8 @@ def open_frame(
         ...     frame.gather(0)[0, 0].tolist(), len(frame.ranges(0))
         ([32, 33, 34, 35, 36, 37, 38, 39], 1)
     """
-    options = DecodeOptions(limits=limits, expect=expect, verify=verify)
     reader = _Reader.of(source)
+    options = DecodeOptions(limits=limits, expect=expect, verify=verify, owned=reader.owned)
     try:
         return _opened(reader, offset, options)
     except BaseException:
@@ -83,6 +83,8 @@ class _Reader:
     def __init__(self, read_at: ReadAt, close: Callable[[], None] | None = None) -> None:
         self._read_at = read_at
         self._close = close
+        self.owned = close is not None
+        """Whether what is read is in memory of the library's own."""
 
     @classmethod
     def of(cls, source: Any) -> _Reader:
@@ -102,9 +104,17 @@ class _Reader:
         """All `length` bytes of an item that begins at `base` and takes `needed`, or TruncatedError."""
         data = self.read(offset, length)
         if data.size < length:
-            available = offset + data.size - base
+            available = self._available(base, offset + data.size - base)
             raise TruncatedError(needed=needed, available=available, where=where, offset=base + available)
         return data
+
+    def _available(self, base: int, most: int) -> int:
+        """How many bytes there are from `base`, of at most so many: found by halves, a byte a look."""
+        least = 0
+        while least < most:
+            middle = (least + most + 1) // 2
+            least, most = (middle, most) if self.read(base + middle - 1, 1).size else (least, middle - 1)
+        return least
 
     def close(self) -> None:
         close, self._close = self._close, None
@@ -156,7 +166,7 @@ def _opened(reader: _Reader, offset: int, options: DecodeOptions) -> Frame:
     runs = _runs_of(head, found.descriptor)
     front = fetch(0, header_bytes(head.table, total))
     inspection = inspection_of(head, found, small.descriptor, front)
-    return Frame(reader, parts, runs, inspection, options, found)
+    return Frame(reader, parts, runs, inspection, options, found, offset)
 
 
 def _runs_of(head: frame_reader.Head, descriptor: TensorDescriptor) -> list[_Run]:
@@ -184,10 +194,12 @@ def _opened_bare(reader: _Reader, offset: int, options: DecodeOptions) -> Frame:
     starts = [offset + length + sum(sizes[:i]) for i in range(len(sizes))]
     read = [reader.exactly(starts[i], sizes[i], offset, total, f"buffers[{i}]") for i in range(1, len(sizes))]
     tables = private(read[0]), private(read[1])
-    parts = of_buffers(descriptor, None, tables, read[2:], None, None, strict=True, offsets=lambda: starts)
+    parts = of_buffers(
+        descriptor, None, tables, read[2:], None, None, strict=True, offsets=lambda: bare.bare_offsets(offset, starts)
+    )
     runs = [_Run(0, descriptor.layout.num_pages, starts[0], sizes[0], 0, raw=True)] if sizes[0] else []
-    inspection = inspect_bare(data, 0, options)
-    return Frame(reader, parts, runs, inspection, options, None)
+    inspection = inspect_bare(data, 0, options, base=offset)
+    return Frame(reader, parts, runs, inspection, options, None, offset)
 
 
 class Frame:
@@ -204,6 +216,7 @@ class Frame:
         inspection: Inspection,
         options: DecodeOptions,
         found: frame_reader.Described | None,
+        base: int,
     ) -> None:
         self.inspection = inspection
         self.descriptor = parts.descriptor
@@ -216,6 +229,7 @@ class Frame:
         self._firsts = np.array([run.first_page for run in runs], np.int64)
         self._options = options
         self._found = found
+        self._base = base
         self._page_bytes = parts.descriptor.page_bytes
 
     # What to read.
@@ -334,8 +348,7 @@ class Frame:
         return out
 
     def _exactly(self, offset: int, length: int) -> Bytes:
-        base = self._found.head.base if self._found is not None else 0
-        return self._reader.exactly(offset, length, base, self.inspection.total_bytes, "page_pool")
+        return self._reader.exactly(offset, length, self._base, self.inspection.total_bytes, "page_pool")
 
     def gather(self, seq: int) -> Array:
         """The tokens of a sequence, `[tokens, num_heads, head_dim]`; only its chunks are read and verified.
@@ -350,16 +363,13 @@ class Frame:
 
     def tensor(self) -> BlockPagedTensor:
         """The whole tensor, its pool read, verified and decoded, its padding checked."""
-        total = self.inspection.total_bytes
-        base = self._runs[0].offset if self._runs else 0
         if self._found is not None:
-            base = self._found.head.base
-            fetch = self._fetch(base, total)
+            fetch = self._fetch(self._base, self.inspection.total_bytes)
             frame_reader.check_payload(self._found, fetch, self._options)
             pool = frame_reader.read_buffer(self._found, 0, fetch, self._options)
         else:
-            size = self.descriptor.buffers[0].byte_size
-            pool = self._exactly(base, size) if size else np.zeros(0, np.uint8)
+            stored = self._exactly(self._runs[0].offset, self._runs[0].stored_bytes) if self._runs else _NOTHING
+            pool = placed(stored, self.descriptor, 0, self._options)
         return BlockPagedTensor.of_parts(self._parts.with_pool(pool))
 
     def _fetch(self, base: int, total: int) -> frame_reader.Fetch:
@@ -376,6 +386,9 @@ class Frame:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+_NOTHING = np.zeros(0, np.uint8)
 
 
 def _repeated(unique: Bytes, pages: npt.NDArray[np.int64], width: int) -> Bytes:

@@ -182,7 +182,7 @@ class Fields(NamedTuple):
 
     `front` ends with `rank` where the rank or layout leaves the rest unreadable (`buffers` is then None).
     `end` is where the last table ended; `cut` the path of what runs past the bytes that are there;
-    `short_scheme` a quantisation length that is less than its scheme takes.
+    `scheme_start` is what could be read of a quantisation section that could not be read whole.
     """
 
     front: Record
@@ -194,7 +194,7 @@ class Fields(NamedTuple):
     composite: Record | None = None
     end: int = 0
     cut: str = ""
-    short_scheme: int | None = None
+    scheme_start: Record | None = None
 
 
 @lru_cache(maxsize=64)
@@ -209,21 +209,20 @@ def _tail_groups(buffer_count: int, flags: int, scheme_tag: int, length: int) ->
     return Groups(Plan(TAIL, Container(buffer_count=buffer_count, flags=flags, quantization=scheme)))
 
 
-def _tail_of(data: bytes, front: Record) -> tuple[Groups, str, int | None]:
-    """The plan of what follows the front; the path of a quantisation section that is cut, a length too short."""
+def _tail_of(data: bytes, front: Record) -> tuple[Groups, str, Record | None]:
+    """The plan of what follows the front; of a quantisation section that cannot be read, its path and its start."""
     flags = front.flags & _KNOWN_FLAGS
     if not flags & _QUANTIZATION:
         return _tail_groups(front.buffer_count, flags, 0, 0), "", None
     offset = FRONT_PLAN.size + HANDLE_PLAN.size * front.buffer_count
-    short = None
+    start = None
     if offset + _SCHEME_PLAN.size <= len(data):
-        peek = _SCHEME_PLAN.unpack(data, offset)
-        if peek.length < SCHEME_BYTES.get(peek.scheme_tag, SCHEME_HEAD_BYTES):
-            short = peek.length
-        elif peek.length <= len(data) - offset - 4:
-            return _tail_groups(front.buffer_count, flags, peek.scheme_tag, peek.length), "", None
+        start = _SCHEME_PLAN.unpack(data, offset)
+        least = SCHEME_BYTES.get(start.scheme_tag, SCHEME_HEAD_BYTES)
+        if least <= start.length <= len(data) - offset - 4:
+            return _tail_groups(front.buffer_count, flags, start.scheme_tag, start.length), "", None
     # What follows the scheme cannot be found: only the handles can be read.
-    return _tail_groups(front.buffer_count, 0, 0, 0), "quantization.length", short
+    return _tail_groups(front.buffer_count, 0, 0, 0), "quantization.length", start
 
 
 def parse_descriptor(data: bytes) -> Fields:
@@ -234,18 +233,18 @@ def parse_descriptor(data: bytes) -> Fields:
         return Fields(HEAD_PLAN.unpack(data))
     if short:
         return Fields(front, cut="descriptor_length")
-    groups, cut, short_scheme = _tail_of(data, front)
+    groups, cut, scheme_start = _tail_of(data, front)
     records = groups.unpack(data, FRONT_PLAN.size)
     count = front.buffer_count
     if len(records) == count == len(groups.cuts):
         return Fields(
-            front, tuple(records), None, None, None, None, None, FRONT_PLAN.size + groups.size, cut, short_scheme
+            front, tuple(records), None, None, None, None, None, FRONT_PLAN.size + groups.size, cut, scheme_start
         )
     if len(records) < len(groups.cuts):
         cut = groups.cuts[len(records)][0]
     tables = {name: record for (name, *_), record in zip(groups.cuts[count:], records[count:], strict=False)}
     end = FRONT_PLAN.size + sum(packed.size for *_, packed in groups.cuts[: len(records)])
-    return Fields(front, tuple(records[:count]), **tables, end=end, cut=cut, short_scheme=short_scheme)
+    return Fields(front, tuple(records[:count]), **tables, end=end, cut=cut, scheme_start=scheme_start)
 
 
 def build_descriptor(fields: Fields) -> bytes:
@@ -272,6 +271,10 @@ def descriptor_spans(data: bytes, base: int = 0) -> list[Span]:
         return list(plan.spans(data, 0, base))
     spans = list(FRONT_PLAN.spans(data, 0, base))
     if len(data) >= FRONT_PLAN.size:
-        groups, *_ = _tail_of(data, FRONT_PLAN.unpack(data))
+        front = FRONT_PLAN.unpack(data)
+        groups, cut, _ = _tail_of(data, front)
         spans += groups.plan.spans(data, FRONT_PLAN.size, base)
+        if cut:  # what can be read of a scheme that cannot be
+            offset = FRONT_PLAN.size + HANDLE_PLAN.size * front.buffer_count
+            spans += _SCHEME_PLAN.spans(data, offset, base, prefix="quantization.")
     return spans
