@@ -6,7 +6,6 @@ validator of `indices` over the tables, and neither copies the pool.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from hurray_wire.descriptor import TensorDescriptor
 from hurray_wire.dtypes import Dtype, packed_bytes
 from hurray_wire.errors import (
     Code,
+    FrameError,
     InvalidDescriptorError,
     UnsupportedError,
     Violation,
@@ -28,7 +28,7 @@ from hurray_wire.errors import (
 )
 from hurray_wire.indices import IntArray
 from hurray_wire.layout import BlockPagedLayout
-from hurray_wire.metadata import validate_metadata
+from hurray_wire.metadata import plain, validate_metadata
 from hurray_wire.pages import PagePool
 from hurray_wire.quantization import PerBlockAffine, PerChannelAffine, Quantization
 from hurray_wire.schemes import quantized
@@ -213,10 +213,18 @@ def assemble(
         extension_type=extension_type,
         composite=composite,
     )
-    kept = copy.deepcopy(dict(metadata)) if metadata else None
+    kept = _own_metadata(metadata) if metadata else None
     if kept:
         validate_metadata(kept, layout.num_seqs, pool.head_dim)
     return Parts(descriptor, pool.array, tables.block_table, tables.seq_ptr, tables.seq_lens, scales, zero_points, kept)
+
+
+def _own_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        kept: dict[str, Any] = plain(metadata)
+    except RecursionError:
+        raise FrameError("is nested too deep", code=Code.METADATA, where="metadata") from None
+    return kept
 
 
 def _scale_sizes(scheme: Quantization | None, scales: Array | None, zero_points: Array | None) -> list[int]:
@@ -428,9 +436,10 @@ def of_buffers(
     index = INDEX_DTYPES[layout.block_table_index_type]
     table, ptr = _indices(tables[0], index), _indices(tables[1], index)
     ptr = ptr[: layout.num_seqs + 1]
-    lens = None if seq_lens is None else _indices(seq_lens, index)
+    misfit = seq_lens is not None and len(seq_lens) % index.itemsize
+    lens = None if seq_lens is None or misfit else _indices(seq_lens, index)
     violations = _check_tables(descriptor, table, ptr, lens)
-    if seq_lens is not None and len(seq_lens) % index.itemsize:
+    if seq_lens is not None and misfit:
         message = f"take {len(seq_lens)} bytes, must be {layout.num_seqs} indices of {index.itemsize}"
         violations.append(Violation(Code.SEQ_LENS_COUNT, "seq_lens", message))
     if violations:

@@ -274,19 +274,20 @@ def iter_decode(data: Any, **options: Unpack[Decoding]) -> Iterator[BlockPagedTe
     at = 0
     order = StreamOrder(chosen.limits)
     while at < raw.size:
-        start = at
         form = identify(raw[at : at + PREFIX_BYTES].tobytes(), at)
         if form is Form.BARE:
             order.bare(at)
+            start = at
             parts, at = bare.read_bare(raw, at, chosen, alone=False)
+            order.count(at - start)
             yield BlockPagedTensor.of_parts(parts)
+            continue
+        head = frame_reader.read_frame_head(raw, at, chosen.limits)
+        order.frame(head)
+        order.count(head.prologue.frame_length)
+        at += head.prologue.frame_length
+        if head.closing:
+            frame_reader.check_closing(raw, head)
         else:
-            head = frame_reader.read_frame_head(raw, at, chosen.limits)
-            order.frame(head)
-            at += head.prologue.frame_length
-            if not head.closing:
-                yield BlockPagedTensor.of_parts(frame_reader.read_tensor(raw, head, chosen))
-            else:
-                frame_reader.check_closing(raw, head)
-        order.count(at - start)
+            yield BlockPagedTensor.of_parts(frame_reader.read_tensor(raw, head, chosen))
     order.end(at)

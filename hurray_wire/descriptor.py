@@ -28,6 +28,7 @@ from hurray_wire.structs.descriptor import (
     COMPOSITE_PLAN,
     FRONT_PLAN,
     HEAD_PLAN,
+    STATISTICS_PLAN,
     Fields,
     build_descriptor,
     descriptor_spans,
@@ -173,7 +174,7 @@ class TensorDescriptor:
             self.layout,
             self.buffers,
             self.quantization,
-            self.statistics,
+            None if self.statistics is None else STATISTICS_PLAN.pack(*self.statistics.record()),  # NaNs too
             self.extension_type,
             self.composite,
         )

@@ -41,6 +41,14 @@ class Inspection:
     `.framing` ("hrkv" | "bare"), `.version` (major, minor), `.total_bytes` of the whole item, `.header_bytes` up to the
     first buffer, `.descriptor` (None for a closing frame), `.sections`, `.metadata`; a frame's `.sequence`, `.last`,
     `.stream_id` (None in the bare form); `.spans`: every field in order, with absolute offset, path and meaning.
+
+    Example:
+        >>> import numpy as np
+        >>> import hurray_wire as hw
+        >>> t = hw.BlockPagedTensor(np.ones((1, 4, 1, 8), np.int8), block_table=[0], seq_ptr=[0, 1], seq_lens=[4])
+        >>> found = hw.inspect(hw.encode(t))
+        >>> found.total_bytes, [section.name for section in found.sections]
+        (640, ['descriptor', 'seq_lens', 'page_pool', 'block_table', 'seq_ptr'])
     """
 
     __slots__ = (

@@ -91,9 +91,16 @@ def encode_metadata(metadata: Metadata | None) -> bytes:
         raise FrameError(f"is not JSON: {error}", code=Code.METADATA, where="metadata") from error
 
 
+def plain(value: Any) -> Any:
+    """A copy of a JSON value that shares nothing with it; tuples are the lists that they become."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def _check_depth(value: Any) -> None:
     level = [value]
-    for _ in range(_MAX_DEPTH):
+    for _ in range(_MAX_DEPTH + 1):
         nested = [v.values() if isinstance(v, Mapping) else v for v in level if isinstance(v, Mapping | list | tuple)]
         level = [item for items in nested for item in items]
         for item in level:

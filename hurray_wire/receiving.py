@@ -35,7 +35,7 @@ from hurray_wire.memory import allocated, placed, private
 from hurray_wire.options import DecodeOptions, Decoding, check_expected, decode_options
 from hurray_wire.payload import resized
 from hurray_wire.quantization import PerBlockAffine
-from hurray_wire.sections import BUFFERS, small_end
+from hurray_wire.sections import BUFFERS, header_bytes, small_end
 from hurray_wire.structs.frame import PROLOGUE_PLAN
 from hurray_wire.tags import Codec, SectionKind
 from hurray_wire.tensor import BlockPagedTensor
@@ -123,7 +123,7 @@ def _fetch_from_buffers(head: frame_reader.Head, header: Bytes, given: Sequence[
     for i, buffer in enumerate(given):
         rows = head.table.rows(BUFFERS.start + i)
         starts.append((int(rows[0]["offset"]) if len(rows) else -1, buffer))
-    first = min((start for start, _ in starts if start >= 0), default=0)
+    first = header_bytes(head.table, head.prologue.frame_length)
 
     def fetch(start: int, length: int) -> Bytes:
         if start < first:

@@ -334,7 +334,7 @@ def quantization(d: Fields) -> Found:
     if scheme is None:
         start = d.scheme_start
         # A section that runs past the descriptor may stand anywhere: its tag is no tag to go by.
-        readable = start is not None and start.length < scheme_bytes(start.scheme_tag)
+        readable = start is not None and SCHEME_HEAD_BYTES <= start.length < scheme_bytes(start.scheme_tag)
         return check_scheme_known(start) if readable else NONE
     violations = list(check_scheme(scheme))
     if any(v.code is Code.SCHEME for v in violations):

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from numbers import Real
 from typing import Any
+
+import numpy as np
 
 from hurray_wire import rules, tags
 from hurray_wire.errors import Code, InvalidDescriptorError, violations_error
@@ -63,9 +66,12 @@ class BufferHandle:
     memory_class: str | int = "standard"
 
     def __post_init__(self) -> None:
-        violations = rules.check_handle(self.record())
+        record = self.record()
+        violations = rules.check_handle(record)
         if violations:
             raise violations_error(violations)
+        for name, value in zip(BufferHandle.__slots__, _handle_values(record), strict=True):
+            object.__setattr__(self, name, value)  # by number or by name, a handle is what it reads back as
 
     def record(self) -> Record:
         """The handle's fields in wire order."""
@@ -84,14 +90,7 @@ class BufferHandle:
     def of_record(record: Record) -> BufferHandle:
         """A handle as it was read: a lenient reader has already reported what breaks a rule."""
         handle = BufferHandle.__new__(BufferHandle)
-        values = (
-            record.byte_size,
-            record.alignment,
-            _DEVICE_NAMES.get(record.device_tag, record.device_tag),
-            _SYNC_NAMES.get(record.sync_mode, record.sync_mode),
-            _MEMORY_NAMES.get(record.memory_class, record.memory_class),
-        )
-        for name, value in zip(BufferHandle.__slots__, values, strict=True):
+        for name, value in zip(BufferHandle.__slots__, _handle_values(record), strict=True):
             object.__setattr__(handle, name, value)
         return handle
 
@@ -99,6 +98,16 @@ class BufferHandle:
     def is_empty(self) -> bool:
         """Whether the buffer holds no bytes."""
         return self.byte_size == 0
+
+
+def _handle_values(record: Record) -> tuple[Any, ...]:
+    return (
+        record.byte_size,
+        record.alignment,
+        _DEVICE_NAMES.get(record.device_tag, record.device_tag),
+        _SYNC_NAMES.get(record.sync_mode, record.sync_mode),
+        _MEMORY_NAMES.get(record.memory_class, record.memory_class),
+    )
 
 
 _GROUPS = {
@@ -110,6 +119,24 @@ _GROUPS = {
     StatisticsMask.NON_FINITE: ("has_nan", "has_inf"),
 }
 _BITS = {"nnz": 64, "nm_n": 8, "nm_m": 8}
+
+
+def _statistic(name: str, value: Any) -> int | float | bool:
+    """A caller's number as the field holds it."""
+    where = f"statistics.{name}"
+    if name in _BITS:
+        return integer(value, _BITS[name], where, Code.STATISTICS)
+    if name in _GROUPS[StatisticsMask.NON_FINITE]:
+        if not isinstance(value, bool | np.bool_):
+            raise TypeError(f"{where} must be a boolean, not {value!r}")
+        return bool(value)
+    if not isinstance(value, Real):
+        raise TypeError(f"{where} must be a number, not {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        message = f"is {value}, no 64-bit float"
+        raise InvalidDescriptorError(message, code=Code.STATISTICS, where=where) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,9 +172,10 @@ class Statistics:
             if given and len(given) < len(names):
                 message = f"{', '.join(names)} are given together or not at all, only {', '.join(given)} found"
                 raise InvalidDescriptorError(message, code=Code.STATISTICS, where=f"statistics.{given[0]}")
-        for name, bits in _BITS.items():
-            if getattr(self, name) is not None:
-                integer(getattr(self, name), bits, f"statistics.{name}", Code.STATISTICS)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                object.__setattr__(self, field.name, _statistic(field.name, value))
 
     @property
     def computed_mask(self) -> StatisticsMask:
@@ -157,7 +185,8 @@ class Statistics:
 
     def record(self) -> Record:
         """The table's fields in wire order; what the mask leaves out is 0."""
-        values = {field.name: getattr(self, field.name) or 0 for field in fields(self)}
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {name: 0 if value is None else value for name, value in given.items()}
         values |= {"mask": int(self.computed_mask), "reserved": 0, "reserved_tail": bytes(4)}
         return STATISTICS_PLAN.make([values[name] for name in STATISTICS_PLAN.names])
 

@@ -145,7 +145,20 @@ class AsyncStreamReader:
 
 
 class AsyncFrameHeader:
-    """`FrameHeader` for asyncio: `.inspection`, then awaited `read`, `read_into` or `skip`, once."""
+    """`FrameHeader` for asyncio: `.inspection`, then awaited `read`, `read_into` or `skip`, once.
+
+    Example:
+        >>> import asyncio
+        >>> import numpy as np, hurray_wire as hw
+        >>> t = hw.BlockPagedTensor(np.ones((1, 4, 1, 8), np.int8), block_table=[0], seq_ptr=[0, 1], seq_lens=[4])
+        >>> async def main():
+        ...     source = asyncio.StreamReader()
+        ...     source.feed_data(hw.encode(t))
+        ...     header = await hw.AsyncStreamReader(source).next_header()
+        ...     return header.inspection.framing, await header.read() == t
+        >>> asyncio.run(main())
+        ('hrkv', True)
+    """
 
     def __init__(self, reader: AsyncStreamReader, incoming: Incoming) -> None:
         self._reader = reader
@@ -194,6 +207,21 @@ class AsyncStreamWriter:
     """`StreamWriter` for asyncio: over a non-blocking socket or an `asyncio.StreamWriter`; arguments as there.
 
     Tasks may share a writer: frames are never interleaved.
+
+    Example:
+        >>> import asyncio, socket
+        >>> import numpy as np, hurray_wire as hw
+        >>> t = hw.BlockPagedTensor(np.ones((1, 4, 1, 8), np.int8), block_table=[0], seq_ptr=[0, 1], seq_lens=[4])
+        >>> async def main(sock):
+        ...     async with hw.AsyncStreamWriter(sock) as writer:
+        ...         await writer.write(t)
+        >>> left, right = socket.socketpair()
+        >>> left.setblocking(False)
+        >>> asyncio.run(main(left))
+        >>> list(hw.StreamReader(right)) == [t]
+        True
+        >>> left.close(), right.close()
+        (None, None)
     """
 
     def __init__(

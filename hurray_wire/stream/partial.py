@@ -206,6 +206,14 @@ class Frame:
     """An item whose pool has not been read: `.inspection`, and pages or tokens on demand.
 
     `.block_table`, `.seq_ptr`, `.seq_lens` and `.descriptor` are read and checked already.
+
+    Example:
+        >>> import numpy as np
+        >>> import hurray_wire as hw
+        >>> t = hw.BlockPagedTensor(np.ones((1, 4, 1, 8), np.int8), block_table=[0], seq_ptr=[0, 1], seq_lens=[4])
+        >>> frame = hw.open_frame(hw.encode(t))
+        >>> frame.pages([0]).shape, frame.tensor() == t
+        ((1, 4, 1, 8), True)
     """
 
     def __init__(

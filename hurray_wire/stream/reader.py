@@ -173,7 +173,16 @@ def _driven(asking: Generator[Vector, int, Any], source: Source) -> Any:
 
 
 class FrameHeader:
-    """A tensor of a stream before its payload: look at `.inspection`, then `read`, `read_into` or `skip` it, once."""
+    """A tensor of a stream before its payload: look at `.inspection`, then `read`, `read_into` or `skip` it, once.
+
+    Example:
+        >>> import io, numpy as np
+        >>> import hurray_wire as hw
+        >>> t = hw.BlockPagedTensor(np.ones((1, 4, 1, 8), np.int8), block_table=[0], seq_ptr=[0, 1], seq_lens=[4])
+        >>> header = hw.StreamReader(io.BytesIO(hw.encode(t))).next_header()
+        >>> header.inspection.descriptor.layout.page_size, header.read() == t
+        (4, True)
+    """
 
     def __init__(self, reader: StreamReader, incoming: Incoming) -> None:
         self._reader = reader
