@@ -31,9 +31,7 @@ def show_layout() -> None:
 def show_quantization() -> None:
     """One scale a page slot fits block-paged; one a token position does not."""
     layout = hurray.BlockPagedLayout(page_size=4, num_pages=5, paged_axis=0, num_seqs=2)
-    per_block = hurray.PerBlockAffine.symmetric(
-        axis=0, block_size=4, scale_buffer_index=3, scale_type=hurray.float32
-    )
+    per_block = hurray.PerBlockAffine.symmetric(axis=0, block_size=4, scale_buffer_index=3, scale_type=hurray.float32)
     layout.validate_quantization_compatibility(per_block)
     print(per_block)
     try:
@@ -47,11 +45,13 @@ def show_quantization() -> None:
 
 def show_offsets() -> None:
     """Where elements stand, in elements of the pool: two sequences that share a page share offsets."""
-    pool = {"page_size": 4, "num_pages": 5, "num_heads": 2, "head_dim": 8}
-    tables = {"block_table": [0, 1, 0], "seq_ptr": [0, 2, 3]}
-    print("sequence 0, token 4:", hurray.element_offset(0, 4, 0, 0, **pool, **tables))
-    shared = [hurray.element_offset(seq, 2, 1, 3, **pool, **tables) for seq in (0, 1)]
-    print("token 2 of both:", *shared)
+
+    def offset(seq: int, token: int, head: int, dim: int) -> int:
+        sizes = {"page_size": 4, "num_pages": 5, "num_heads": 2, "head_dim": 8}
+        return int(hurray.element_offset(seq, token, head, dim, block_table=[0, 1, 0], seq_ptr=[0, 2, 3], **sizes))
+
+    print("sequence 0, token 4:", offset(0, 4, 0, 0))
+    print("token 2 of both:", offset(0, 2, 1, 3), offset(1, 2, 1, 3))
 
 
 if __name__ == "__main__":

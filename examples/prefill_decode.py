@@ -67,7 +67,9 @@ def decode(server: socket.socket, layers: int, copies: int) -> tuple[list[hw.Blo
     tensors, came, begun = [], 0, time.perf_counter()
     with connection, hw.StreamReader(connection, expect=expect, timeout=60) as reader, bar(layers * 2) as progress:
         for header in iter(reader.next_header, None):
-            layout = header.inspection.descriptor.layout
+            descriptor = header.inspection.descriptor
+            assert descriptor is not None  # only a closing frame has none
+            layout = descriptor.layout
             target = pool[layout.layer_index, ROLES.index(layout.kv_role)]
             tensors.append(header.read_into(target, free[: layout.num_pages]))
             came += header.inspection.total_bytes

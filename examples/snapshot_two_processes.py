@@ -1,6 +1,6 @@
 """The main job, smallest: one process encodes a real cache, another decodes, validates and gathers it.
 
-    python examples/snapshot_two_processes.py
+python examples/snapshot_two_processes.py
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ from hurray_wire.structs.descriptor import (
     STATISTICS_PLAN,
     Fields,
     build_descriptor,
+    descriptor_bytes,
     descriptor_spans,
     parse_descriptor,
 )
@@ -269,7 +270,7 @@ class TensorDescriptor:
             tables[Flag.EXTENSION_TYPE],
             tables[Flag.COMPOSITE_MEMBER],
         )
-        end = len(build_descriptor(fields))
+        end = descriptor_bytes(fields)
         return fields._replace(front=self._front(flags, end), end=end)
 
     def _composite_record(self) -> Record | None:

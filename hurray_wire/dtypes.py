@@ -35,7 +35,8 @@ class Dtype:
     name: str
     tag: int
     bit_width: int
-    numpy: np.dtype[Any] | None
+    numpy: Any
+    """The NumPy (or ml_dtypes) dtype, None where there is none: typed Any, so that it serves where it is known."""
     is_private: bool
     """A type of somebody's own, 0xF0 to 0xFE; an extension section gives its width."""
     is_sub_byte: bool

@@ -76,7 +76,7 @@ def main() -> None:
     names = sys.argv[1:]
     if not names or not set(names) <= JOBS.keys():
         sys.exit(f"usage: python3 tools/run.py {' | '.join(JOBS)}")
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - run by whatever python3 is
         sys.exit("Python 3.11 or newer is needed")
     set_up()
     for name in names:

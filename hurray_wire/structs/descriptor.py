@@ -247,16 +247,28 @@ def parse_descriptor(data: bytes) -> Fields:
     return Fields(front, tuple(records[:count]), **tables, end=end, cut=cut, scheme_start=scheme_start)
 
 
+def _groups_for(fields: Fields) -> Groups:
+    scheme = fields.quantization
+    tag, length = (0, 0) if scheme is None else (scheme.scheme_tag, scheme.length)
+    return _tail_groups(fields.front.buffer_count, fields.front.flags, tag, length)
+
+
+def descriptor_bytes(fields: Fields) -> int:
+    """How long the bytes of these records are."""
+    return FRONT_PLAN.size + _groups_for(fields).size
+
+
 def build_descriptor(fields: Fields) -> bytes:
     """The bytes of a descriptor whose records are complete: the inverse of `parse_descriptor`."""
-    scheme = fields.quantization
-    groups = _tail_groups(
-        fields.front.buffer_count,
-        fields.front.flags,
-        0 if scheme is None else scheme.scheme_tag,
-        0 if scheme is None else scheme.length,
+    groups = _groups_for(fields)
+    tables = (
+        *(fields.buffers or ()),
+        fields.quantization,
+        fields.shard,
+        fields.statistics,
+        fields.extension_type,
+        fields.composite,
     )
-    tables = (*(fields.buffers or ()), scheme, fields.shard, fields.statistics, fields.extension_type, fields.composite)
     values = [value for table in tables if table is not None for value in table]
     return FRONT_PLAN.pack(*fields.front) + groups.plan.pack(*values)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 Work = Callable[[], object]
@@ -45,7 +45,7 @@ class Results:
     rounds: int
     rows: list[Row] = field(default_factory=list)
 
-    def race(self, contenders: dict[str, Work], loops: dict[str, int] | None = None) -> dict[str, float]:
+    def race(self, contenders: Mapping[str, Work], loops: dict[str, int] | None = None) -> dict[str, float]:
         """Median seconds of each contender; they take turns, the order rotated, with the garbage collector off."""
         counts = loops or {name: loops_for(work) for name, work in contenders.items()}
         names = list(contenders)
