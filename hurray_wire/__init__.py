@@ -14,6 +14,7 @@ Example:
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hurray_wire.arrays import from_torch, to_torch
@@ -177,7 +178,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """asyncio is imported when its pair is asked for."""
+    """asyncio and the rooms above are imported when they are asked for."""
+    if name in ("ops", "engines", "testing"):
+        return import_module(f"{__name__}.{name}")
     if name in ("AsyncFrameHeader", "AsyncStreamReader", "AsyncStreamWriter"):
         from hurray_wire.stream import aio
 

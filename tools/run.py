@@ -1,4 +1,4 @@
-"""Set up what is needed and run something: `python3 tools/run.py demo | test | ci`, in a fresh clone or a used one.
+"""Set up what is needed and run something: `python3 tools/run.py demo | test | lint | fixtures | examples`, in a fresh clone or a used one.
 
 Needs nothing but Python 3.11 or newer. Makes `.venv` beside the project once for each state of pyproject.toml, with
 the project installed in place.
@@ -60,6 +60,12 @@ def lint() -> None:
     python("-m", "mypy")
 
 
+def fixtures() -> None:
+    """Whether the golden files are what their sources make."""
+    python("tools/make_fixtures.py", "--check")
+    python("tools/make_dump_goldens.py", "--check")
+
+
 def examples() -> None:
     """Every example that needs no optional package."""
     for path in sorted((ROOT / "examples").glob("*.py")):
@@ -68,7 +74,7 @@ def examples() -> None:
             python(str(path))
 
 
-JOBS: dict[str, Callable[[], None]] = {"demo": demo, "test": test, "lint": lint, "examples": examples}
+JOBS: dict[str, Callable[[], None]] = {"demo": demo, "test": test, "lint": lint, "fixtures": fixtures, "examples": examples}
 
 
 def main() -> None:
