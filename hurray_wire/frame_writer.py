@@ -412,10 +412,14 @@ def frame_header(payload: Payload, options: EncodeOptions) -> bytes:
         message = "the header of a compressed frame describes bytes that nobody sends: use compression=None"
         raise FrameError(message, code=Code.SECTION_CODEC, where="compression")
     contents, geometry = raw_contents(payload, options, MIN_ALIGNMENT)
-    flat = payload.pages.flat()
-    chunks = [] if flat is not None else [payload.pages.views(*chunk) for chunk in contents.ranges]
-    pieces = _pieces(payload.pages, contents, flat, chunks)
-    header = build_header(geometry, pieces, options)
     first = len(contents.front)
+
+    def pieces(row: int) -> Sequence[Bytes]:
+        """A chunk's bytes when they are hashed, and not before: a header needs no pool."""
+        if first <= row < first + len(contents.ranges):
+            return payload.pages.views(*contents.ranges[row - first])
+        return ([*contents.front, *contents.back][row if row < first else row - len(contents.ranges)][1],)
+
+    header = build_header(geometry, pieces, options)
     front = [(geometry.offsets[row], geometry.lengths[row], pieces(row)) for row in range(first)]
     return b"".join(_in_order(header, front, geometry.offsets[first]))

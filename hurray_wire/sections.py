@@ -437,11 +437,15 @@ def _check_buffer(table: SectionTable, buffer: int, size: int, base: int) -> Non
         raise entry_error(table.entries, last, "raw_length", Code.SECTION_COVER, must, base)
 
 
+_MOST_WIDTH = (1 << 64) - 1
+
+
 def _check_pages(table: SectionTable, size: int, page_bytes: int, base: int) -> None:
     rows = table.rows(SectionKind.PAGE_POOL)
     if len(rows) < 2:
         return
-    wrong = rows["raw_length"] % np.uint64(page_bytes) != 0 if page_bytes else np.ones(len(rows), bool)
+    width = min(page_bytes, _MOST_WIDTH)  # no chunk is as long as that
+    wrong = rows["raw_length"] % np.uint64(width) != 0 if width else np.ones(len(rows), bool)
     if wrong.any():
         index = table.kinds[int(SectionKind.PAGE_POOL)].start + int(wrong.argmax())
         must = f"whole pages of {page_bytes} bytes" if page_bytes else f"all {size} bytes: pages end inside bytes"
