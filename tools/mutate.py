@@ -99,8 +99,8 @@ MUTATIONS = (
     Mutation(
         "a chunk need be no whole page",
         "sections.py",
-        'rows["raw_length"] % np.uint64(page_bytes) != 0',
-        "rows is None",
+        "    _check_pages(table, sizes[0], page_bytes, base)\n",
+        "",
     ),
     Mutation(
         "planes are put together in the wrong order",

@@ -3,13 +3,15 @@
 It shares no code with the package that it checks and needs the standard library only.  "The specification,
 section N" is the page that fixes the bytes: 1 descriptor, 2 element types, 3 stages and errors, 4 frame.
 
-    python tools/refdecode.py FILE
+    python tools/refdecode.py FILE [OPTIONS]
 
 prints one JSON object on one line: integers above 32 bits as strings, floats as the hex digits of their 64
-bits, bytes as sha256.  Exit status 0 accepted, 1 refused, 2 usage or unreadable file.
+bits, bytes as sha256.  OPTIONS is another JSON object: "stream" (true reads a whole stream), "strict", "limits",
+"expect".  Exit status 0 accepted, 1 refused, 2 usage or unreadable file.
 
-A refusal names the first violation in the order in which the bytes are read.  A rule that relates two fields
-counts at the later one; what needs the whole descriptor (its length, then the buffers' sizes) comes last.
+A refusal names the first violation in the order of the specification, section 3: the descriptor's fields as they
+are read, buffer_count before the handles, a scheme's own fields before what relates it to the tensor, and what needs
+the whole descriptor (its length, then the buffers' sizes) last.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -30,8 +33,11 @@ from refdecode_zstd import ZstdError, decompress
 INVALID, FRAME, UNSUPPORTED = "InvalidDescriptorError", "FrameError", "UnsupportedError"
 TRUNCATED, CHECKSUM, LIMIT = "TruncatedError", "ChecksumError", "LimitError"
 
-DESCRIPTOR_BYTES, METADATA_BYTES = 64 << 10, 1 << 20  # the limits that a reader has by default
-FRAME_BYTES, DECODED_BYTES = 64 << 30, 64 << 30
+# The limits that a reader has by default; one of a whole stream is absent unless it is asked for.
+LIMITS = {
+    **{"descriptor_bytes": 64 << 10, "metadata_bytes": 1 << 20, "sections": 65535},
+    **{"frame_bytes": 64 << 30, "decoded_bytes": 64 << 30},
+}
 
 
 # === what comes out =========================================================================================
@@ -55,6 +61,14 @@ class Refused(Exception):
         self.code = code
         self.where = where
         self.offset = offset
+
+
+class Asked(NamedTuple):
+    """What a reader is asked for: strictness, limits, and what the tensor must be (stage 7)."""
+
+    strict: bool
+    limits: dict[str, int]
+    expect: dict[str, Any]
 
 
 class Handle(NamedTuple):
@@ -168,7 +182,6 @@ _MEMORY_CLASSES: dict[int, frozenset[int]] = {
     5: frozenset((0,)),
     **dict.fromkeys(PRIVATE, frozenset((0, *PRIVATE))),
 }
-_ALL_CLASSES = frozenset((0, 1, 2, 3, *PRIVATE))
 
 _FLOAT8 = (0x40, 0x41)
 _NARROW = frozenset((0x10, 0x11, 0x48, 0x49, 0x4A, 0x4B, *_FLOAT8))
@@ -247,6 +260,7 @@ class _Descriptor:
         self.statistics: dict[str, Any] | None = None
         self.extension_type: dict[str, Any] | None = None
         self.composite: str | None = None
+        self.before_handles: int | None = None  # how many faults stand before those of the handles
         self._read_head()
         self._read_fixed()
         self._read_handles()
@@ -265,7 +279,16 @@ class _Descriptor:
     def _stop(self, code: str, where: str, at: int) -> NoReturn:
         """Nothing behind this can be located: refuse with the first violation found so far, or this one."""
         self._note(code, where, at)
+        if self.before_handles is not None:
+            self._judge_count(_extra_buffers(self.quantization) if self.quantization else None)
         raise Refused(*self.notes.faults[0])
+
+    def _judge_count(self, extra: int | None) -> None:
+        """buffer_count, told before the handles; `extra` is None where the scheme could not be read."""
+        lawful = (3, 4, 5) if extra is None and self.flags & QUANTIZATION else (3 + (extra or 0),)
+        if self.count not in lawful:
+            fault = Fault(INVALID, "buffer_count", "buffer_count", self.base + 84)
+            self.notes.faults.insert(self.before_handles or 0, fault)
 
     def _unsupported(self, code: str, where: str, at: int) -> NoReturn:
         """An unsupported thing wins over the violations of its stage (section 3)."""
@@ -276,12 +299,12 @@ class _Descriptor:
             if not holds:
                 self._note(code, f"{section}.{name}", start + at)
 
-    def _take(self, size: int) -> int:
-        """The start of the next `size` bytes, which must lie within the descriptor."""
+    def _take(self, size: int, where: str = "descriptor_length", found: int | None = None) -> int:
+        """The start of the next `size` bytes of `where`, which must lie within the descriptor."""
         start = self.at
         self.at = start + size
         if self.at > self.end:
-            self._stop("descriptor_length", "descriptor_length", 6)
+            self._stop("descriptor_length", where, start if found is None else found)
         return start
 
     # --- the fixed part ---
@@ -295,9 +318,6 @@ class _Descriptor:
         self._take(_HEAD.size)
         _, _, self.minor, length, self.flags, self.type_tag, layout_tag, rank = _HEAD.unpack_from(raw)
         if length != self.end:
-            self._note("descriptor_length", "descriptor_length", 6)
-            self.end = min(length, self.end)
-        if self.at > self.end:
             self._stop("descriptor_length", "descriptor_length", 6)
         if self.flags >> 5:
             self._note("flag_reserved", "flags", 10)
@@ -314,10 +334,10 @@ class _Descriptor:
         if not (extended if private else self.type_tag in DTYPES):
             self._unsupported("dtype", "type_tag", 14)
         if extended and not private:
-            self._note("extension_type", "type_tag", 14)
+            self._note("extension_type", "flags", 10)
 
     def _read_fixed(self) -> None:
-        values = _FIXED.unpack_from(self.raw, self._take(_FIXED.size))
+        values = _FIXED.unpack_from(self.raw, self._take(_FIXED.size, found=6))
         self.shape, (byte_offset, self.page_size, self.num_pages, paged_axis) = values[:3], values[3:7]
         self.num_seqs, self.kv_role, self.layer_index, self.index_type, reserved, self.count = values[7:]
         if DYNAMIC in self.shape:
@@ -335,17 +355,24 @@ class _Descriptor:
             self._note("index_type", "layout.block_table_index_type", 77)
         if any(reserved):
             self._note("reserved_not_zero", "layout.reserved", 78)
-        if self.count not in ((3, 4, 5) if self.flags & QUANTIZATION else (3,)):
-            self._note("buffer_count", "buffer_count", 84)
 
     def _read_handles(self) -> None:
-        start = self._take(_HANDLE.size * self.count)
-        self.handles = [Handle._make(values) for values in _HANDLE.iter_unpack(self.raw[start : self.at])]
+        """The handles that are there whole; `buffer_count` is judged when the scheme has been read."""
+        self.before_handles, start = len(self.notes.faults), self.at
+        whole = min(self.count, (self.end - start) // _HANDLE.size)
+        rows = self.raw[start : start + whole * _HANDLE.size]
+        self.handles = [Handle._make(values) for values in _HANDLE.iter_unpack(rows)]
         for index, handle in enumerate(self.handles):
-            for code, name, at in _handle_faults(handle, self.handles[0]):
+            for code, name, at in _handle_faults(handle):
                 lenient = name == "sync_mode" and handle.sync_mode < 3
                 note = self.notes.tolerate if lenient else self.notes.add
                 note(code, f"buffers[{index}].{name}", self.base + start + _HANDLE.size * index + at)
+        for index, name, at in _strangers(self.handles):
+            self._note("colocation", f"buffers[{index}].{name}", start + _HANDLE.size * index + at)
+        self.at = start + whole * _HANDLE.size
+        if whole < self.count:
+            self._stop("descriptor_length", f"buffers[{whole}]", self.at)
+        self.at = start + self.count * _HANDLE.size
 
     # --- the optional sections, in the order in which they are stored ---
 
@@ -353,28 +380,32 @@ class _Descriptor:
         if self.flags & QUANTIZATION:
             self._read_quantization()
         if self.flags & SHARD:
-            self._take(48)
+            self._take(48, "shard")
         if self.flags & STATISTICS:
             self._read_statistics()
         if self.flags & EXTENSION:
             self._read_extension_type()
         if self.flags & COMPOSITE:
             self._read_composite()
+        self._judge_count(_extra_buffers(self.quantization) if self.quantization else 0)
 
     def _read_quantization(self) -> None:
-        (length,) = struct.unpack_from("<I", self.raw, self._take(4))
-        start = self._take(length)
-        tag, version, flags = _SCHEME_HEAD.unpack_from(self.raw, start) if length >= 4 else (1, 1, 0)
-        if tag not in SCHEMES:
+        (length,) = struct.unpack_from("<I", self.raw, self._take(4, "quantization.length"))
+        start = self.at
+        if length < 4:
+            self._stop("quantization_scheme", "quantization.length", start - 4)
+        if start + 4 > self.end:
+            self._stop("descriptor_length", "quantization.length", start - 4)
+        tag, version, flags = _SCHEME_HEAD.unpack_from(self.raw, start)
+        name, size, storage, lawful_flags = SCHEMES.get(tag, Scheme("", 4, frozenset(), 0))
+        if length >= size:
+            self._take(length, "quantization.length", start - 4)
+        if not name:
             self._unsupported("scheme", "quantization.scheme_tag", start)
         if version != 1:
             self._unsupported("scheme", "quantization.scheme_version", start + 1)
-        name, size, storage, lawful_flags = SCHEMES[tag]
         if length < size:
-            self._note("quantization_scheme", "quantization.length", start - 4)
-            return
-        if self.type_tag not in storage:
-            self._note("quantization_storage", "quantization.scheme_tag", start)
+            self._stop("quantization_scheme", "quantization.length", start - 4)
         if flags & ~lawful_flags:
             self._note("flag_reserved", "quantization.flags", start + 2)
         readers: dict[int, Callable[[int, int], dict[str, Any]]] = {
@@ -383,16 +414,18 @@ class _Descriptor:
             3: self._read_per_block,
         }
         values = readers.get(tag, self._read_per_group)(tag if tag > 3 else flags & 1, start + 4)
+        if self.type_tag not in storage:
+            self._note("quantization_storage", "type_tag", 14)
+        elif tag == 1:
+            low, high = _ZERO_POINTS[self.type_tag]
+            if not low <= values["zero_point"] <= high:
+                self._note("quantization_zero_point", "quantization.zero_point", start + 8)
         self.quantization = {"scheme": name, **values}
-        if self.count != 3 + _extra_buffers(values):
-            self._note("buffer_count", "buffer_count", 84)
 
     def _read_per_tensor(self, _flags: int, start: int) -> dict[str, Any]:
         scale, zero_point, zeros = _PER_TENSOR.unpack_from(self.raw, start)
-        low, high = _ZERO_POINTS.get(self.type_tag, (zero_point, zero_point))
         rules = (
             ("quantization_scale", "scale", 0, math.isfinite(scale) and scale != 0),
-            ("quantization_zero_point", "zero_point", 4, low <= zero_point <= high),
             ("reserved_not_zero", "reserved", 8, not any(zeros)),
         )
         self._require("quantization", start, rules)
@@ -401,43 +434,45 @@ class _Descriptor:
     def _read_per_channel(self, symmetric: int, start: int) -> dict[str, Any]:
         axis, scales, zero_points, scale_type, zeros = _PER_CHANNEL.unpack_from(self.raw, start)
         rules = (
-            ("quantization_axis", "axis", 0, axis in (1, 2)),
-            ("quantization_buffer", "scale_buffer_index", 4, scales == 3),
-            ("quantization_buffer", "zero_point_buffer_index", 8, _is_zero_index(zero_points, symmetric)),
+            ("quantization_buffer", "zero_point_buffer_index", 8, (zero_points == NONE) == bool(symmetric)),
             ("quantization_scheme", "scale_type", 12, scale_type == 3),
             ("reserved_not_zero", "reserved", 13, not any(zeros)),
+            ("quantization_axis", "axis", 0, axis in (1, 2)),
+            ("quantization_buffer", "scale_buffer_index", 4, scales == 3),
+            ("quantization_buffer", "zero_point_buffer_index", 8, zero_points in (3, 4, NONE)),
         )
         self._require("quantization", start, rules)
-        return {"axis": axis, **_indices(scales, zero_points)}
+        return {"axis": axis, **_indices(scales, zero_points, symmetric)}
 
     def _read_per_block(self, symmetric: int, start: int) -> dict[str, Any]:
         axis, block_size, scales, zero_points, scale_type, zeros = _PER_BLOCK.unpack_from(self.raw, start)
-        is_page = _is_power(block_size, 2, NONE) and block_size == self.page_size
         rules = (
-            ("quantization_axis", "axis", 0, axis == 0),
-            ("quantization_block", "block_size", 4, is_page),
-            ("quantization_buffer", "scale_buffer_index", 8, scales == 3),
-            ("quantization_buffer", "zero_point_buffer_index", 12, _is_zero_index(zero_points, symmetric)),
+            ("quantization_block", "block_size", 4, _is_power(block_size, 2, NONE)),
+            ("quantization_buffer", "zero_point_buffer_index", 12, (zero_points == NONE) == bool(symmetric)),
             ("quantization_scheme", "scale_type", 16, scale_type in SCALE_TYPES),
             ("reserved_not_zero", "reserved", 17, not any(zeros)),
+            ("quantization_axis", "axis", 0, axis == 0),
+            ("quantization_block", "block_size", 4, block_size == self.page_size),
+            ("quantization_buffer", "scale_buffer_index", 8, scales == 3),
+            ("quantization_buffer", "zero_point_buffer_index", 12, zero_points in (3, 4, NONE)),
         )
         self._require("quantization", start, rules)
         name, self.scale_bytes = SCALE_TYPES.get(scale_type, ("", 0))
-        return {"axis": axis, "block_size": block_size, **_indices(scales, zero_points), "scale_type": name}
+        return {"axis": axis, "block_size": block_size, **_indices(scales, zero_points, symmetric), "scale_type": name}
 
     def _read_per_group(self, tag: int, start: int) -> dict[str, Any]:
         axis, block_size, scales = _PER_GROUP.unpack_from(self.raw, start)
         low, high = (8, NONE) if tag == 4 else (16, 2048)
         rules = (
-            ("quantization_axis", "axis", 0, axis < 3),
             ("quantization_block", "block_size", 4, _is_power(block_size, low, high)),
+            ("quantization_axis", "axis", 0, axis < 3),
             ("quantization_buffer", "scale_buffer_index", 8, scales == 3),
         )
         self._require("quantization", start, rules)
         return {"axis": axis, "block_size": block_size, "scale_buffer_index": scales}
 
     def _read_statistics(self) -> None:
-        start = self._take(_STATISTICS.size)
+        start = self._take(_STATISTICS.size, "statistics")
         mask, zero, *values, padding = _STATISTICS.unpack_from(self.raw, start)
         flags_known = bool(mask & 32)
         rules = (
@@ -445,7 +480,7 @@ class _Descriptor:
             ("reserved_not_zero", "reserved", 4, zero == 0),
             ("statistics", "has_nan", 66, not flags_known or values[9] < 2),
             ("statistics", "has_inf", 67, not flags_known or values[10] < 2),
-            ("reserved_not_zero", "reserved", 68, not any(padding)),
+            ("reserved_not_zero", "reserved_tail", 68, not any(padding)),
         )
         self._require("statistics", start, rules)
         values[9:] = map(bool, values[9:])
@@ -453,7 +488,7 @@ class _Descriptor:
         self.statistics = {name: value for (name, bit), value in named if mask >> bit & 1}
 
     def _read_extension_type(self) -> None:
-        start = self._take(_EXTENSION.size)
+        start = self._take(_EXTENSION.size, "extension_type")
         *values, zeros, bias, has_nan, has_inf, more_zeros = _EXTENSION.unpack_from(self.raw, start)
         width, packing, is_float, is_signed, sign_bits, exponent_bits, mantissa_bits = values
         rules = (
@@ -461,10 +496,10 @@ class _Descriptor:
             ("extension_type", "packing", 4, packing == {1: 8, 2: 4, 4: 2}.get(width, 1)),
             ("extension_type", "is_float", 5, is_float < 2),
             ("extension_type", "is_signed", 6, is_signed < 2),
-            ("reserved_not_zero", "reserved", 10, not any(zeros)),
             ("extension_type", "has_nan", 16, has_nan < 2),
             ("extension_type", "has_inf", 17, has_inf < 2),
-            ("reserved_not_zero", "reserved", 18, not any(more_zeros)),
+            ("reserved_not_zero", "reserved", 10, not any(zeros)),
+            ("reserved_not_zero", "reserved_tail", 18, not any(more_zeros)),
         )
         self._require("extension_type", start, rules)
         sizes = {"sign_bits": sign_bits, "exponent_bits": exponent_bits, "mantissa_bits": mantissa_bits}
@@ -473,7 +508,7 @@ class _Descriptor:
         self.extension_type = {"bit_width": width, "packing": packing, **kind, **sizes, **specials}
 
     def _read_composite(self) -> None:
-        start = self._take(_COMPOSITE.size)
+        start = self._take(_COMPOSITE.size, "composite")
         role, zeros = _COMPOSITE.unpack_from(self.raw, start)
         rules = (
             ("composite", "role", 0, role < 2),
@@ -496,7 +531,7 @@ class _Descriptor:
     def page_elements(self) -> int:
         return self.page_size * self.shape[1] * self.shape[2]
 
-    def _needed_sizes(self) -> Iterator[tuple[int, int]]:
+    def needed_sizes(self) -> Iterator[tuple[int, int]]:
         """Buffer index and exact size of every buffer but block_table, whose size seq_ptr tells (stage 9)."""
         elements = self.num_pages * self.page_elements()
         yield 0, (elements + 3) // 4 * 3 if self.bits == 6 else (elements * self.bits + 7) // 8
@@ -513,46 +548,44 @@ class _Descriptor:
             yield 4, 4 * entries
 
     def _check_sizes(self) -> None:
-        for index, need in self._needed_sizes():
+        for index, need in self.needed_sizes():
             have = self.handles[index].byte_size
             if have != need:
                 note = self.notes.tolerate if have > need else self.notes.add
                 note("buffer_size", f"buffers[{index}].byte_size", self.base + 85 + _HANDLE.size * index)
 
 
-def _is_zero_index(index: int, symmetric: int) -> bool:
-    """Zero points have buffer 4, or share that of the scales; a symmetric scheme has none."""
-    return index == NONE if symmetric else index in (3, 4)
-
-
-def _indices(scales: int, zero_points: int) -> dict[str, Any]:
-    return {
-        "scale_buffer_index": scales,
-        "zero_point_buffer_index": None if zero_points == NONE else zero_points,
-    }
+def _indices(scales: int, zero_points: int, symmetric: int) -> dict[str, Any]:
+    return {"scale_buffer_index": scales, "zero_point_buffer_index": None if symmetric else zero_points}
 
 
 def _extra_buffers(scheme: dict[str, Any]) -> int:
-    return 0 if "scale" in scheme else 1 + (scheme.get("zero_point_buffer_index") == 4)
+    zero_points = scheme.get("zero_point_buffer_index")
+    return 0 if "scale" in scheme else 1 + (zero_points is not None and zero_points != scheme["scale_buffer_index"])
 
 
-def _handle_faults(handle: Handle, first: Handle) -> Iterator[tuple[str, str, int]]:
+def _handle_faults(handle: Handle) -> Iterator[tuple[str, str, int]]:
     """Code, field and offset of every rule that a handle breaks (the specification, section 1)."""
     size, alignment, device, sync_mode, memory_class, reserved = handle
     if not _is_power(alignment, 64 if size else 1, NONE):
         yield "alignment", "alignment", 8
     if device not in _MEMORY_CLASSES:
         yield "device", "device_tag", 12
-    if device != first.device_tag:
-        yield "colocation", "device_tag", 12
+    elif memory_class not in _MEMORY_CLASSES[device]:
+        yield "memory_class", "memory_class", 14
     if sync_mode:
         yield "sync_mode", "sync_mode", 13
-    if memory_class not in _MEMORY_CLASSES.get(device, _ALL_CLASSES):
-        yield "memory_class", "memory_class", 14
-    if memory_class != first.memory_class:
-        yield "colocation", "memory_class", 14
     if reserved:
         yield "reserved_not_zero", "reserved", 15
+
+
+def _strangers(handles: Sequence[Handle]) -> Iterator[tuple[int, str, int]]:
+    """Index, field and offset of the handles that are not where the first one is."""
+    for index, handle in enumerate(handles):
+        if handle.device_tag != handles[0].device_tag:
+            yield index, "device_tag", 12
+        elif handle.memory_class != handles[0].memory_class:
+            yield index, "memory_class", 14
 
 
 # === the index tables, stage 9 (the specification, sections 1 and 3) ========================================
@@ -564,6 +597,8 @@ class _Table(NamedTuple):
     values: list[int]
     place: int | None
     width: int
+    rest: int
+    """Bytes behind the last whole entry."""
 
     def offset(self, index: int) -> int | None:
         return None if self.place is None else self.place + index * self.width
@@ -572,7 +607,7 @@ class _Table(NamedTuple):
 def _read_table(data: bytes, place: int | None, width: int) -> _Table:
     count = len(data) // width
     form = f"<{count}{'Q' if width == 8 else 'I'}"
-    return _Table(list(struct.unpack_from(form, data)), place, width)
+    return _Table(list(struct.unpack_from(form, data)), place, width, len(data) % width)
 
 
 def _check_seq_ptr(seq_ptr: _Table, notes: _Notes) -> None:
@@ -586,10 +621,10 @@ def _check_seq_ptr(seq_ptr: _Table, notes: _Notes) -> None:
 
 def _check_block_table(own: _Descriptor, table: _Table, seq_ptr: _Table, notes: _Notes) -> None:
     values, last = table.values, len(seq_ptr.values) - 1
+    if seq_ptr.values[last] != len(values):
+        notes.tolerate("seq_ptr_end", f"seq_ptr[{last}]", seq_ptr.offset(last))
     if own.handles[1].byte_size % table.width:
         notes.tolerate("buffer_size", "buffers[1].byte_size", own.base + 101)
-    elif seq_ptr.values[last] != len(values):
-        notes.tolerate("seq_ptr_end", f"seq_ptr[{last}]", seq_ptr.offset(last))
     if values and max(values) >= own.num_pages:
         index = next(i for i, page in enumerate(values) if page >= own.num_pages)
         notes.tolerate("page_id", f"block_table[{index}]", table.offset(index))
@@ -597,6 +632,9 @@ def _check_block_table(own: _Descriptor, table: _Table, seq_ptr: _Table, notes: 
 
 def _check_seq_lens(own: _Descriptor, lens: _Table, seq_ptr: list[int], notes: _Notes) -> None:
     values = lens.values
+    if len(values) != own.num_seqs:
+        notes.tolerate("seq_lens_count", "seq_lens", lens.place)
+        return
     for index, (length, start, end) in enumerate(zip(values, seq_ptr, seq_ptr[1:], strict=False)):
         if length > (end - start) * own.page_size:
             notes.tolerate("seq_lens_range", f"seq_lens[{index}]", lens.offset(index))
@@ -607,7 +645,7 @@ def _check_seq_lens(own: _Descriptor, lens: _Table, seq_ptr: list[int], notes: _
 
 def _forced_lens(own: _Descriptor, seq_ptr: list[int]) -> list[int] | None:
     """The token counts where nothing else is possible (the specification, section 3, the first hole)."""
-    pages = [end - start for start, end in zip(seq_ptr, seq_ptr[1:], strict=False)]
+    pages = [end - start for start, end in pairwise(seq_ptr)]
     total = own.shape[0]
     if total == seq_ptr[-1] * own.page_size:  # every page full; no sequence; no page
         return [count * own.page_size for count in pages]
@@ -621,21 +659,29 @@ def _judge_tables(own: _Descriptor, seq_ptr: _Table, block_table: _Table, lens: 
     notes, earlier = own.notes, len(own.notes.tolerated)
     _check_seq_ptr(seq_ptr, notes)
     _check_block_table(own, block_table, seq_ptr, notes)
-    if lens is not None:
-        _check_seq_lens(own, lens, seq_ptr.values, notes)
-    if own.shape[0] > seq_ptr.values[-1] * own.page_size:
-        notes.tolerate("token_count", "shape[0]", own.base + 20)
+    sound = not notes.faults and len(notes.tolerated) == earlier
+    if sound and own.page_size:  # token counts mean something only over sound tables
+        if lens is not None:
+            _check_seq_lens(own, lens, seq_ptr.values, notes)
+        if own.shape[0] > seq_ptr.values[-1] * own.page_size:
+            notes.tolerate("token_count", "shape[0]", own.base + 20)
+    if lens is not None and lens.rest:
+        notes.tolerate("seq_lens_count", "seq_lens", lens.place)
     notes.settle()
+    if len(notes.tolerated) > earlier:
+        return None
     if lens is not None:
         return lens.values
-    return _forced_lens(own, seq_ptr.values) if len(notes.tolerated) == earlier else None
+    return _forced_lens(own, seq_ptr.values) if own.page_size else None
 
 
 def _assemble(
     form: str, own: _Descriptor, buffers: list[bytes], places: list[int | None], lens: _Table | None
 ) -> Decoded:
     """The item, once its index tables are judged."""
-    pointers = buffers[2][: (own.num_seqs + 1) * own.index_width]
+    for index, need in own.needed_sizes():  # a lenient reader uses the part of a larger buffer that is needed
+        buffers[index] = buffers[index][:need]
+    pointers = buffers[2]
     seq_ptr = _read_table(pointers, places[2], own.index_width)
     block_table = _read_table(buffers[1], places[1], own.index_width)
     seq_lens = _judge_tables(own, seq_ptr, block_table, lens)
@@ -678,7 +724,7 @@ def _is_foreign(head: bytes) -> bool:
     """Whether the bytes begin like a file of a well-known other kind."""
     text = head.lstrip().lower()
     header_bytes = int.from_bytes(head[:8], "little")
-    safetensors = head[8:9] == b"{" and 0 < header_bytes <= 100_000_000
+    safetensors = head[8:9] == b"{" and header_bytes < 100 << 20
     return head.startswith(_FOREIGN) or text.startswith((b"<!doctype html", b"<html")) or safetensors
 
 
@@ -689,7 +735,7 @@ def _is_framed(data: bytes, at: int) -> bool:
         raise Refused(UNSUPPORTED, "container", "magic", at)
     framed = head == FRAME_MAGIC
     if len(head) < 8 and (FRAME_MAGIC.startswith(head) or CONTAINER_MAGIC.startswith(head)):
-        raise Refused(TRUNCATED, "truncated", "magic", at)
+        _refuse_cut("magic", len(data))
     if not framed and head[:4] != BARE_MAGIC:
         if _is_foreign(data[at : at + 64]):
             raise Refused(UNSUPPORTED, "foreign", "magic", at)
@@ -700,49 +746,65 @@ def _is_framed(data: bytes, at: int) -> bool:
     return framed
 
 
-def _refuse_cut(ends: dict[str, tuple[int, int]], at: int, have: int) -> NoReturn:
-    """The input ends within a header: name the first field that is not whole."""
-    name, start = next((name, start) for name, (start, end) in ends.items() if end > have)
-    raise Refused(TRUNCATED, "truncated", name, at + start)
+def _refuse_cut(where: str, end: int) -> NoReturn:
+    """The input ends early, at `end`: name what says or would say how long it is."""
+    raise Refused(TRUNCATED, "truncated", where, end)
 
 
 # === the bare form, stages 2, 5, 6 and 9 (the specification, sections 1 and 3) ==============================
 
-_BARE_FIELDS = {"version_major": (4, 5), "version_minor": (5, 6), "descriptor_length": (6, 10)}
 
-
-def _read_bare(data: bytes, at: int, *, strict: bool, alone: bool) -> tuple[Decoded, int]:
+def _read_bare(data: bytes, at: int, asked: Asked, *, alone: bool) -> tuple[Decoded, int]:
     """The bare item that begins at `at`, and where it ends."""
     have = len(data) - at
     if have < 10:
-        _refuse_cut(_BARE_FIELDS, at, have)
+        _refuse_cut("descriptor_length", len(data))
     length = int.from_bytes(data[at + 6 : at + 10], "little")
-    if length > DESCRIPTOR_BYTES:
-        raise Refused(LIMIT, "descriptor_bytes", "descriptor_length", at + 6)
     if length < _HEAD.size:
         raise Refused(FRAME, "descriptor_length", "descriptor_length", at + 6)
+    if length > asked.limits["descriptor_bytes"]:
+        raise Refused(LIMIT, "descriptor_bytes", "descriptor_length", at + 6)
     if have < length:
-        raise Refused(TRUNCATED, "truncated", "descriptor_length", at + 6)
-    own = _Descriptor(data[at : at + length], at, _Notes(strict=strict))
-    _check_limits(own, length)
+        _refuse_cut("descriptor_length", len(data))
+    own = _Descriptor(data[at : at + length], at, _Notes(strict=asked.strict))
+    _check_limits(own, length, asked.limits)
     places, end = [], at + length
     for index, handle in enumerate(own.handles):
         places.append(end)
         end += handle.byte_size
         if end > len(data):
-            raise Refused(TRUNCATED, "truncated", f"buffers[{index}].byte_size", at + 85 + 16 * index)
+            _refuse_cut(f"buffers[{index}].byte_size", len(data))
     if alone and end != len(data):
         raise Refused(FRAME, "trailing_bytes", "trailing_bytes", end)
+    _check_expected(own, {}, asked.expect)
     buffers = [data[start:stop] for start, stop in zip(places, [*places[1:], end], strict=True)]
     return _assemble("bare", own, buffers, [*places], None), end
 
 
-def _check_limits(own: _Descriptor, length: int) -> None:
+def _check_limits(own: _Descriptor, length: int, limits: dict[str, int]) -> None:
+    """What the handles declare; `length` is that of the descriptor in the bare form, which has no frame_length."""
     decoded = sum(handle.byte_size for handle in own.handles)
-    if decoded > DECODED_BYTES:
+    if decoded > limits["decoded_bytes"]:
         raise Refused(LIMIT, "decoded_bytes", "buffers", own.base + 85)
-    if length + decoded > FRAME_BYTES:
+    if length and length + decoded > limits["frame_bytes"]:
         raise Refused(LIMIT, "frame_bytes", "buffers", own.base + 85)
+
+
+def _check_expected(own: _Descriptor, metadata: dict[str, Any], expect: dict[str, Any]) -> None:
+    """Stage 7: a sound tensor that is not the one that was asked for."""
+    found = {
+        **metadata,
+        "dtype": DTYPES.get(own.type_tag, ("extension", 0))[0],
+        "page_size": own.page_size,
+        "num_heads": own.shape[1],
+        "head_dim": own.shape[2],
+        "kv_role": KV_ROLES[own.kv_role],
+        "layer_index": None if own.layer_index == NONE else own.layer_index,
+        "num_seqs": own.num_seqs,
+        "quantization": own.quantization and own.quantization["scheme"],
+    }
+    if any(found.get(name) != value for name, value in expect.items()):
+        raise Refused("MismatchError", "mismatch", "expect")
 
 
 # === the frame (the specification, section 4) ===============================================================
@@ -798,66 +860,82 @@ class _Entry(NamedTuple):
     checksum: int
 
 
-def _entry_faults(entry: _Entry, before: _Entry | None) -> Iterator[tuple[str, str]]:
-    """Code and field of every rule that an entry breaks, alone or against the one before, in field order."""
-    kind, optional = entry.kind, entry.flags & _OPTIONAL
-    if (kind not in _KNOWN and not optional) or kind in (0x00, 0xFF) or (not before and kind != _DESCRIPTOR):
-        yield "section_kind", "kind"
-    if before and kind < before.kind:
-        yield "section_order", "kind"
-    if entry.codec > (0 if kind <= _METADATA else 1):
-        yield "section_codec", "codec"
-    if entry.filter > (1 if entry.codec else 0):
-        yield "section_filter", "filter"
-    width = entry.element_width
-    if (width not in (2, 4, 8, 16) or entry.raw_length % width) if entry.filter else width:
-        yield "section_filter", "element_width"
-    checked = entry.flags & _HAS_CHECKSUM
-    unlawful = (kind in _KNOWN or not checked) if optional else (kind in _ALWAYS_VERIFIED and not checked)
-    if entry.flags > 3 or unlawful:
-        yield "section_flags", "flags"
-    if entry.reserved:
-        yield "section_flags", "reserved"
-    if before and kind == before.kind and entry.raw_offset <= before.raw_offset:
-        yield "section_order", "raw_offset"
-    if kind <= _METADATA and entry.raw_offset:
-        yield "section_cover", "raw_offset"
-    if not entry.raw_length:
-        yield "section_cover", "raw_length"
+_Judgement = Callable[[_Entry, int, int], bool]
 
 
-def _extent_faults(entry: _Entry, header_length: int, frame_length: int) -> Iterator[tuple[str, str]]:
-    """The same for the fields that say where the bytes lie."""
-    if not header_length <= entry.offset <= frame_length - entry.stored_length:
-        yield "section_offset", "offset"
-    if entry.codec:
-        if not 0 < entry.stored_length < entry.raw_length:
-            yield "section_codec", "stored_length"
-    elif entry.stored_length != entry.raw_length:
-        yield "section_codec", "stored_length"
-    if entry.checksum and not entry.flags & _HAS_CHECKSUM:
-        yield "section_flags", "checksum"
+def _is_unlawfully_optional(entry: _Entry, _start: int, _end: int) -> bool:
+    return bool(entry.flags & _OPTIONAL) and (entry.kind in _KNOWN or not entry.flags & _HAS_CHECKSUM)
+
+
+def _has_unlawful_width(entry: _Entry, _start: int, _end: int) -> bool:
+    return entry.element_width not in ((2, 4, 8, 16) if entry.filter else (0,))
+
+
+def _is_outside(entry: _Entry, start: int, end: int) -> bool:
+    return not start <= entry.offset <= end - entry.stored_length
+
+
+# Code, field, and what breaks the rule, given an entry, where the header ends and where the frame does; in the order
+# of the specification, section 4: of several broken rules the first one names the refusal, of several entries too.
+_ENTRY_RULES: tuple[tuple[str, str, _Judgement], ...] = (
+    ("section_kind", "kind", lambda e, *_: e.kind in (0x00, 0xFF)),
+    ("section_flags", "flags", lambda e, *_: e.flags > 3),
+    ("section_flags", "reserved", lambda e, *_: e.reserved != 0),
+    ("section_kind", "kind", lambda e, *_: e.kind not in _KNOWN and not e.flags & _OPTIONAL),
+    ("section_flags", "flags", _is_unlawfully_optional),
+    ("section_flags", "flags", lambda e, *_: e.kind in _ALWAYS_VERIFIED and not e.flags & _HAS_CHECKSUM),
+    ("section_codec", "codec", lambda e, *_: e.codec > 1),
+    ("section_filter", "filter", lambda e, *_: e.filter > 1),
+    ("section_filter", "filter", lambda e, *_: e.codec == 0 and e.filter != 0),
+    ("section_filter", "element_width", _has_unlawful_width),
+    ("section_cover", "raw_length", lambda e, *_: e.raw_length == 0),
+    ("section_codec", "stored_length", lambda e, *_: e.stored_length == 0),
+    ("section_cover", "raw_length", lambda e, *_: e.raw_offset + e.raw_length >= 1 << 64),
+    ("section_codec", "stored_length", lambda e, *_: e.codec == 0 and e.stored_length != e.raw_length),
+    ("section_codec", "stored_length", lambda e, *_: e.codec == 1 and e.stored_length >= e.raw_length),
+    ("section_filter", "element_width", lambda e, *_: e.filter == 1 and e.raw_length % e.element_width != 0),
+    ("section_codec", "codec", lambda e, *_: e.kind <= _METADATA and e.codec != 0),
+    ("section_cover", "raw_offset", lambda e, *_: e.kind <= _METADATA and e.raw_offset != 0),
+    ("section_offset", "offset", _is_outside),
+)
+
+
+def _misplaced(entry: _Entry, before: _Entry) -> str | None:
+    """The field by which an entry does not stand behind the one before it."""
+    if entry.kind < before.kind:
+        return "kind"
+    if entry.kind == before.kind and (entry.raw_offset <= before.raw_offset or entry.kind <= _METADATA):
+        return "raw_offset"
+    return None
 
 
 def _round_up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
+def _is_padded(length: int, end: int, alignment: int) -> bool:
+    """Whether a frame ends at the next multiple of its alignment, or of a greater power of two up to 2 MiB."""
+    steps = (1 << exponent for exponent in range(alignment.bit_length() - 1, _ALIGNMENT_CAP.bit_length()))
+    return any(length == _round_up(end, step) for step in steps)
+
+
 class _Frame:
     """The frame that begins at `start`, judged stage by stage (the specification, section 3)."""
 
-    def __init__(self, data: bytes, start: int) -> None:
+    def __init__(self, data: bytes, start: int, asked: Asked) -> None:
         """Stage 2 and the header's checksum."""
-        self.data, self.start = data, start
+        self.data, self.start, self.asked = data, start, asked
         have = len(data) - start
         if have < _PROLOGUE.size:
-            _refuse_cut(_PROLOGUE_FIELDS, start, have)
+            _refuse_cut("frame_length", len(data))
         _, _, _, self.flags, self.sequence, header_length, count, reserved, frame_length, self.stream_id = (
             _PROLOGUE.unpack_from(data, start)
         )
         self.section_count, self.header_length, self.frame_length = count, header_length, frame_length
         self.last = self.flags & 1 == 1
-        if frame_length > FRAME_BYTES:
+        if count > asked.limits["sections"]:
+            self._refuse(LIMIT, "sections", "section_count")
+        if frame_length > asked.limits["frame_bytes"]:
             self._refuse(LIMIT, "frame_bytes", "frame_length")
         if header_length != 48 + _ENTRY.size * count:
             self._refuse(FRAME, "header_length", "header_length")
@@ -866,7 +944,7 @@ class _Frame:
         if frame_length < header_length or frame_length % 64:
             self._refuse(FRAME, "frame_length", "frame_length")
         if have < frame_length:
-            self._refuse(TRUNCATED, "truncated", "frame_length")
+            _refuse_cut("frame_length", len(data))
         self._verify_header(reserved)
 
     def _refuse(self, error_class: str, code: str, name: str) -> NoReturn:
@@ -890,20 +968,21 @@ class _Frame:
         start = self.start + entry.offset
         return self.data[start : start + entry.stored_length]
 
-    def tensor(self, *, strict: bool, alone: bool) -> Decoded:
+    def tensor(self, *, alone: bool) -> Decoded:
         """The rest of the stages, in their order."""
         self._read_table()
         for index, entry in enumerate(self.entries):
             if entry.kind in _ALWAYS_VERIFIED:
                 self._verify_section(index, entry)
         first = self.entries[0]
-        own = _Descriptor(self._stored(first), self.start + first.offset, _Notes(strict=strict))
+        own = _Descriptor(self._stored(first), self.start + first.offset, _Notes(strict=self.asked.strict))
         self._check_kinds(own)
         self._check_cover(own)
         self._check_pages(own)
         self._check_offsets(own)
-        _check_limits(own, 0)
+        _check_limits(own, 0, self.asked.limits)
         metadata = self._read_metadata(own)
+        _check_expected(own, metadata or {}, self.asked.expect)
         if alone and self.start + self.frame_length != len(self.data):
             raise Refused(FRAME, "trailing_bytes", "trailing_bytes", self.start + self.frame_length)
         for index, entry in enumerate(self.entries):
@@ -922,22 +1001,27 @@ class _Frame:
         start = self.start + _PROLOGUE.size
         table = self.data[start : start + _ENTRY.size * self.section_count]
         self.entries = [_Entry._make(values) for values in _ENTRY.iter_unpack(table)]
-        before = None
+        for code, name, is_broken in _ENTRY_RULES:
+            for index, entry in enumerate(self.entries):
+                if is_broken(entry, self.header_length, self.frame_length):
+                    self._refuse_entry(FRAME, code, index, name)
+        for index in range(1, len(self.entries)):
+            misplaced = _misplaced(self.entries[index], self.entries[index - 1])
+            if misplaced:
+                self._refuse_entry(FRAME, "section_order", index, misplaced)
+        if self.entries[0].kind != _DESCRIPTOR:
+            self._refuse_entry(FRAME, "section_kind", 0, "kind")
         for index, entry in enumerate(self.entries):
-            for code, name in _entry_faults(entry, before):
-                self._refuse_entry(FRAME, code, index, name)
-            for code, name in _extent_faults(entry, self.header_length, self.frame_length):
-                self._refuse_entry(FRAME, code, index, name)
-            before = entry
-        for index, entry in enumerate(self.entries):
-            if entry.kind == _DESCRIPTOR and entry.raw_length > DESCRIPTOR_BYTES:
-                self._refuse_entry(LIMIT, "descriptor_bytes", index, "raw_length")
-            if entry.kind == _METADATA and entry.raw_length > METADATA_BYTES:
-                self._refuse_entry(LIMIT, "metadata_bytes", index, "raw_length")
+            if entry.checksum and not entry.flags & _HAS_CHECKSUM:
+                self._refuse_entry(FRAME, "section_flags", index, "checksum")
+        for kind, name in ((_DESCRIPTOR, "descriptor_bytes"), (_METADATA, "metadata_bytes")):
+            for index, entry in enumerate(self.entries):
+                if entry.kind == kind and entry.raw_length > self.asked.limits[name]:
+                    self._refuse_entry(LIMIT, name, index, "raw_length")
 
     def _verify_section(self, index: int, entry: _Entry) -> None:
         if xxh3_64(self._stored(entry)) != entry.checksum:
-            self._refuse_entry(CHECKSUM, "section_checksum", index, "checksum")
+            raise Refused(CHECKSUM, "section_checksum", f"sections[{index}]", self.start + entry.offset)
 
     # --- stage 6 ---
 
@@ -949,25 +1033,25 @@ class _Frame:
     def _check_cover(self, own: _Descriptor) -> None:
         """Chunks lie end to end from 0 to the handle's byte_size."""
         for buffer, handle in enumerate(own.handles):
-            end = 0
+            end, last = 0, -1
             for index, entry in enumerate(self.entries):
                 if entry.kind != 0x10 + buffer:
                     continue
                 if entry.raw_offset != end:
                     self._refuse_entry(FRAME, "section_cover", index, "raw_offset")
-                end += entry.raw_length
-                if end > handle.byte_size:
-                    self._refuse_entry(FRAME, "section_cover", index, "raw_length")
+                end, last = end + entry.raw_length, index
+            if end != handle.byte_size and last >= 0:
+                self._refuse_entry(FRAME, "section_cover", last, "raw_length")
             if end != handle.byte_size:
-                where = f"buffers[{buffer}].byte_size"
-                raise Refused(FRAME, "section_cover", where, own.base + 85 + 16 * buffer)
+                raise Refused(FRAME, "section_cover", f"buffers[{buffer}]", self.start)
 
     def _check_pages(self, own: _Descriptor) -> None:
-        """A chunk of the pool begins with a page; a page that is not whole bytes forbids a second chunk."""
+        """Each of several chunks of the pool is whole pages; a page that is not whole bytes forbids a second chunk."""
         page, rest = divmod(own.page_elements() * own.bits, 8)
-        for index, entry in enumerate(self.entries):
-            if entry.kind == 0x10 and entry.raw_offset and (rest or not page or entry.raw_offset % page):
-                self._refuse_entry(FRAME, "section_cover", index, "raw_offset")
+        chunks = [index for index, entry in enumerate(self.entries) if entry.kind == 0x10]
+        for index in chunks if len(chunks) > 1 else ():
+            if rest or not page or self.entries[index].raw_length % page:
+                self._refuse_entry(FRAME, "section_cover", index, "raw_length")
 
     def _check_offsets(self, own: _Descriptor) -> None:
         """Every payload lies at the smallest lawful offset, and the frame ends as it must."""
@@ -983,7 +1067,7 @@ class _Frame:
                 self._refuse_entry(FRAME, "section_offset", index, "offset")
             end, before = entry.offset + entry.stored_length, entry
         alignments = [min(handle.alignment, _ALIGNMENT_CAP) for handle in own.handles if handle.byte_size]
-        if self.frame_length % max(alignments) or self.frame_length - end >= _ALIGNMENT_CAP:
+        if not _is_padded(self.frame_length, end, max([64, *alignments])):
             self._refuse(FRAME, "frame_length", "frame_length")
 
     def _read_metadata(self, own: _Descriptor) -> dict[str, Any] | None:
@@ -996,7 +1080,7 @@ class _Frame:
                     raise Refused(FRAME, "metadata", "metadata", offset) from error
                 for name in _metadata_faults(metadata, own):
                     raise Refused(FRAME, "metadata", f"metadata.{name}", offset)
-                return metadata
+                return metadata or None  # an empty object says nothing
         return None
 
     # --- stage 8 ---
@@ -1041,19 +1125,16 @@ class _Frame:
     # --- stage 9 ---
 
     def _read_lens(self, own: _Descriptor) -> _Table | None:
-        """The token counts; a section of the wrong size is a violation and none of it is used."""
+        """The token counts."""
         for entry in self.entries:
             if entry.kind == _SEQ_LENS:
-                place = self.start + entry.offset
-                if entry.raw_length == own.num_seqs * own.index_width:
-                    return _read_table(self._stored(entry), place, own.index_width)
-                own.notes.tolerate("seq_lens_count", "seq_lens", place)
+                return _read_table(self._stored(entry), self.start + entry.offset, own.index_width)
         return None
 
 
 # === metadata (the specification, section 4) ================================================================
 
-_MAX_NESTING = 200
+_MAX_NESTING = 64
 
 
 def _parse_metadata(raw: bytes) -> dict[str, Any]:
@@ -1078,14 +1159,15 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _check_json(value: object, depth: int) -> None:
     """Numbers are finite and text is Unicode: no overflowing exponent, no lone surrogate."""
-    if depth > _MAX_NESTING:
+    if isinstance(value, dict | list) and depth >= _MAX_NESTING:
         raise ValueError("nested too deep")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("number too large")
     if isinstance(value, str):
         value.encode("utf-8")
     elif isinstance(value, dict):
-        _check_json([*value, *value.values()], depth)
+        for item in (*value, *value.values()):
+            _check_json(item, depth + 1)
     elif isinstance(value, list):
         for item in value:
             _check_json(item, depth + 1)
@@ -1121,43 +1203,76 @@ def _metadata_faults(metadata: dict[str, Any], own: _Descriptor) -> Iterator[str
 # === entry points ===========================================================================================
 
 
-def decode(data: bytes, *, strict: bool = True) -> Decoded:
+def asked_of(strict: bool, limits: dict[str, int] | None, expect: dict[str, Any] | None) -> Asked:
+    """A reader's options; limits that are not given are the usual ones."""
+    return Asked(strict, {**LIMITS, **(limits or {})}, expect or {})
+
+
+def decode(
+    data: bytes,
+    *,
+    strict: bool = True,
+    limits: dict[str, int] | None = None,
+    expect: dict[str, Any] | None = None,
+) -> Decoded:
     """Exactly one item, a bare one or a frame of any sequence number; Refused for anything else.
 
     With `strict=False` the violations that the specification, section 3, marks as reported do not refuse the
     item but stand in its `violations`.
     """
+    asked = asked_of(strict, limits, expect)
     if not _is_framed(data, 0):
-        return _read_bare(data, 0, strict=strict, alone=True)[0]
-    frame = _Frame(data, 0)
+        return _read_bare(data, 0, asked, alone=True)[0]
+    frame = _Frame(data, 0, asked)
     if not frame.section_count:
+        _check_closing_length(frame)
         raise Refused(FRAME, "last", "section_count", _PROLOGUE_FIELDS["section_count"][0])
-    return frame.tensor(strict=strict, alone=True)
+    return frame.tensor(alone=True)
 
 
-def decode_stream(data: bytes, *, strict: bool = True) -> list[Decoded]:
+def decode_stream(
+    data: bytes,
+    *,
+    strict: bool = True,
+    limits: dict[str, int] | None = None,
+    expect: dict[str, Any] | None = None,
+) -> list[Decoded]:
     """All items of a concatenation of streams, with the rules of a stream (the specification, section 4)."""
-    items: list[Decoded] = []
-    at, before = 0, None  # the frame before, while its stream is open
+    asked, items = asked_of(strict, limits, expect), []
+    at, before, counts = 0, None, [0, 0]  # the frame before while its stream is open; bytes and frames of the stream
     while at < len(data):
-        framed = _is_framed(data, at)
-        if not framed:
+        start = at
+        if _is_framed(data, at):
+            frame = _Frame(data, at, asked)
+            _check_succession(frame, before)
+            before = None if frame.last else frame
+            at += frame.frame_length
+            _count(counts, at - start, asked.limits)
+            if frame.section_count:
+                items.append(frame.tensor(alone=False))
+            else:
+                _check_closing_length(frame)
+                frame.entries = []
+                frame.check_padding()
+        else:
             if before:
                 raise Refused(FRAME, "magic", "magic", at)
-            item, at = _read_bare(data, at, strict=strict, alone=False)
+            item, at = _read_bare(data, at, asked, alone=False)
+            _count(counts, at - start, asked.limits)
             items.append(item)
-            continue
-        frame = _Frame(data, at)
-        _check_succession(frame, before)
-        if frame.section_count:
-            items.append(frame.tensor(strict=strict, alone=False))
-        else:
-            _check_closing(frame)
-        before = None if frame.last else frame
-        at += frame.frame_length
+        counts = counts if before else [0, 0]
     if before or not data:
         raise Refused(TRUNCATED, "stream_truncated", "stream", len(data))
     return items
+
+
+def _count(counts: list[int], size: int, limits: dict[str, int]) -> None:
+    """One more item of a stream, and its bytes."""
+    counts[0] += size
+    counts[1] += 1
+    for name, count in zip(("stream_bytes", "frames"), counts, strict=True):
+        if count > limits.get(name, count):
+            raise Refused(LIMIT, name, "stream")
 
 
 def _check_succession(frame: _Frame, before: _Frame | None) -> None:
@@ -1167,11 +1282,9 @@ def _check_succession(frame: _Frame, before: _Frame | None) -> None:
         raise Refused(FRAME, "stream_id", "stream_id", frame.start + 32)
 
 
-def _check_closing(frame: _Frame) -> None:
-    if frame.frame_length - frame.header_length >= _ALIGNMENT_CAP:
+def _check_closing_length(frame: _Frame) -> None:
+    if not _is_padded(frame.frame_length, frame.header_length, 64):
         raise Refused(FRAME, "frame_length", "frame_length", frame.start + 24)
-    frame.entries = []
-    frame.check_padding()
 
 
 # === command line ===========================================================================================
@@ -1192,27 +1305,35 @@ def _plain(value: object) -> object:
     return value
 
 
-def report(data: bytes) -> dict[str, Any]:
-    """The verdict on one item as the command line prints it."""
+def values(item: Decoded) -> dict[str, Any]:
+    """An item's fields as JSON shows them."""
+    return {own.name: _plain(getattr(item, own.name)) for own in fields(item)}
+
+
+def report(data: bytes, options: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The verdict on one item, or with the option "stream" on a whole stream, as the command line prints it."""
+    asked = dict(options or {})
     try:
-        item = decode(data)
+        if asked.pop("stream", False):
+            return {"verdict": "accept", "items": [values(item) for item in decode_stream(data, **asked)]}
+        return {"verdict": "accept", **values(decode(data, **asked))}
     except Refused as refused:
         names = ("error_class", "code", "where", "offset")
         return {"verdict": "reject", **{name: _plain(getattr(refused, name)) for name in names}}
-    return {"verdict": "accept", **{own.name: _plain(getattr(item, own.name)) for own in fields(item)}}
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print the verdict on one file; 0 accepted, 1 refused, 2 usage or unreadable file."""
-    if len(arguments) != 1:
-        print("usage: refdecode.py FILE", file=sys.stderr)
+    if len(arguments) not in (1, 2):
+        print("usage: refdecode.py FILE [OPTIONS]", file=sys.stderr)
         return 2
     try:
         data = Path(arguments[0]).read_bytes()
+        options = json.loads(arguments[1]) if len(arguments) == 2 else {}
     except (OSError, ValueError) as error:
         print(f"refdecode.py: {error}", file=sys.stderr)
         return 2
-    verdict = report(data)
+    verdict = report(data, options)
     print(json.dumps(verdict))
     return 0 if verdict["verdict"] == "accept" else 1
 

@@ -65,8 +65,8 @@ def _read_header(frame: bytes, size: int) -> _Header:
     end = at + dictionary_width + size_width
     if len(frame) < end or not size_width:
         raise ZstdError("no content size")
-    if any(frame[at : at + dictionary_width]):
-        raise ZstdError("needs a dictionary")
+    if dictionary_width:  # RFC 8878 lets an id of 0 mean none; the specification, section 4, wants no id at all
+        raise ZstdError("names a dictionary")
     stated = int.from_bytes(frame[end - size_width : end], "little") + (256 if size_width == 2 else 0)
     window = window or stated
     if stated != size or window > max(size, _WINDOW_MAX):

@@ -74,7 +74,13 @@ def examples() -> None:
             python(str(path))
 
 
-JOBS: dict[str, Callable[[], None]] = {"demo": demo, "test": test, "lint": lint, "fixtures": fixtures, "examples": examples}
+JOBS: dict[str, Callable[[], None]] = {
+    "demo": demo,
+    "test": test,
+    "lint": lint,
+    "fixtures": fixtures,
+    "examples": examples,
+}
 
 
 def main() -> None:
