@@ -1,6 +1,6 @@
-"""Set up what is needed and run something: `python3 tools/run.py demo | test | lint | fixtures | examples`, in a fresh clone or a used one.
+"""Set up what is needed and run something: `python3 tools/run.py demo | test | lint | fixtures | examples`.
 
-Needs nothing but Python 3.11 or newer. Makes `.venv` beside the project once for each state of pyproject.toml, with
+In a fresh clone or a used one. Needs nothing but Python 3.11 or newer. Makes `.venv` beside the project once for each state of pyproject.toml, with
 the project installed in place.
 """
 
@@ -49,8 +49,8 @@ def demo() -> None:
 
 
 def test() -> None:
-    """All tests."""
-    python("-m", "pytest")
+    """All tests, on two cores."""
+    python("-m", "pytest", "-n", "2", "--dist", "loadfile")
 
 
 def lint() -> None:
