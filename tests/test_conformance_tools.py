@@ -193,6 +193,15 @@ def test_the_runner_survives_any_command(command: str, message: str, capsys: pyt
     assert message in text
 
 
+@pytest.mark.parametrize("command", ["false", "head -c 10", "yes"])
+def test_the_runner_survives_any_command_that_is_asked_by_lines(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, text = run_by("--decode", command, "--only", "foreign-*", capsys=capsys)
+    assert status == 1
+    assert text.count("differs  decode") == 10
+
+
 def test_the_runner_survives_any_writer(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("false", "echo x", "/no/such/program"):
         status, text = run_by("--encode", command + " {case}", "--only", "frame-plain", capsys=capsys)

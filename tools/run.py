@@ -1,7 +1,7 @@
 """Set up what is needed and run something: `python3 tools/run.py demo | test | lint | fixtures | examples`.
 
-In a fresh clone or a used one. Needs nothing but Python 3.11 or newer. Makes `.venv` beside the project once for each state of pyproject.toml, with
-the project installed in place.
+In a fresh clone or a used one. Needs nothing but Python 3.11 or newer. Makes `.venv` beside the project once for
+each state of pyproject.toml, with the project installed in place.
 """
 
 from __future__ import annotations

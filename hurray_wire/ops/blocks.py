@@ -147,11 +147,13 @@ def _in_one_sweep(source: Blocks, ids: Int64Array, target: Blocks, to: Int64Arra
     assert target.rows is not None
     places = np.full(reach, to[0])
     places[ids - low] = to
-    target.rows[places] = source.rows[low : low + reach]
     left = np.flatnonzero(places[ids - low] != to)  # blocks that go to several places
-    if left.size:
-        _by_way_of_cache(source, ids[left], to[left], target)
-    target.rows[to[0]] = source.rows[ids[0]]
+    try:
+        target.rows[places] = source.rows[low : low + reach]
+        if left.size:
+            _by_way_of_cache(source, ids[left], to[left], target)
+    finally:
+        target.rows[to[0]] = source.rows[ids[0]]
 
 
 def _by_way_of_cache(source: Blocks, ids: Int64Array, to: Int64Array, target: Blocks) -> None:

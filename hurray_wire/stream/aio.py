@@ -73,7 +73,7 @@ class AsyncStreamReader:
         self._timeout = timeout
         self._lock = asyncio.Lock()
         self._turn = asyncio.Lock()
-        self._pending: AsyncFrameHeader | None = None
+        self._pending: Incoming | None = None
 
     def __aiter__(self) -> Self:
         return self
@@ -87,15 +87,16 @@ class AsyncStreamReader:
 
     async def next_header(self) -> AsyncFrameHeader | None:
         """The next tensor's header; None at the end. One whose payload was not read is skipped."""
-        if self._pending is not None:
-            await self._pending.skip()
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            await self.drive(pending.skip())
         if self._source is None:
             return None
         incoming: Incoming | None = await self.drive(self._progress.next_head())
         if incoming is None:
             return None
-        self._pending = AsyncFrameHeader(self, incoming)
-        return self._pending
+        self._pending = incoming
+        return AsyncFrameHeader(self, incoming)
 
     async def drive(self, asking: Asking) -> Any:
         """Move bytes for a generator until it returns."""
@@ -125,10 +126,13 @@ class AsyncStreamReader:
         piece[: len(data)] = data
         return len(data)
 
-    def finished(self, header: AsyncFrameHeader) -> None:
-        """A header's payload has been dealt with."""
-        if self._pending is header:
+    def claim(self, incoming: Incoming | None, *, take: bool = True) -> Incoming:
+        """The item whose payload comes next, if it is this one; `take`: its payload is dealt with from now on."""
+        if incoming is None or self._pending is not incoming:
+            raise ValueError("the payload was read or skipped")
+        if take:
             self._pending = None
+        return incoming
 
     def close(self) -> None:
         """Read no more; the source stays open."""
@@ -166,10 +170,8 @@ class AsyncFrameHeader:
         self.inspection: Inspection = incoming.inspection()
 
     def _taken(self) -> Incoming:
-        incoming, self._incoming = self._incoming, None
-        if incoming is None:
-            raise ValueError("the payload was read or skipped")
-        self._reader.finished(self)
+        incoming = self._reader.claim(self._incoming)
+        self._incoming = None
         return incoming
 
     async def _finished(self, asking: Asking, nbytes: int) -> BlockPagedTensor:
@@ -190,9 +192,7 @@ class AsyncFrameHeader:
 
     async def read_into(self, pool: Any, page_ids: Any) -> BlockPagedTensor:
         """Receive the pages straight into `pool[page_ids[j]]`."""
-        incoming = self._incoming
-        if incoming is None:
-            raise ValueError("the payload was read or skipped")
+        incoming = self._reader.claim(self._incoming, take=False)
         asking = incoming.read_into(pool, page_ids)  # refuses a pool or ids that cannot serve; then it is taken
         self._taken()
         return await self._finished(asking, incoming.total_bytes)

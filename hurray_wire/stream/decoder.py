@@ -126,19 +126,11 @@ class FrameDecoder:
             options = replace(options, limits=limits)
         self._progress = Progress(options, require_last=require_last, streams=streams)
         self._ready: deque[BlockPagedTensor | HurrayWireError] = deque()
-        self._items = self._receive()
+        self._items = _received(self._progress, self._ready)
         self._wanted: Vector = []
         self._closed = self._broken = False
         self._unused = bytearray()
         self._resume(None)
-
-    def _receive(self) -> Asking:
-        while True:
-            incoming: Incoming | None = yield from self._progress.next_head()
-            if incoming is None:
-                return
-            finish = yield from incoming.read()
-            self._ready.append(finish())
 
     def _resume(self, count: int | None) -> None:
         """Let the receiving go on to its next wish; an error comes out of `next`, behind what was whole before it."""
@@ -148,7 +140,7 @@ class FrameDecoder:
             self._wanted = []
         except HurrayWireError as error:
             self._wanted, self._broken = [], True
-            self._ready.append(error)
+            self._ready.append(error.with_traceback(None))  # which holds what was fed
         except BaseException:  # the caller's own, of its alloc: what was fed is lost
             self._wanted, self._broken, self._closed = [], True, True
             raise
@@ -209,7 +201,10 @@ class FrameDecoder:
         item = self._ready.popleft()
         if isinstance(item, HurrayWireError):
             self._closed = True
-            raise item
+            try:
+                raise item
+            finally:
+                del item  # else the error's traceback holds the error
         return item
 
     def close(self) -> None:
@@ -227,3 +222,14 @@ class FrameDecoder:
             self._wanted = []
             if self._ready and isinstance(self._ready[-1], HurrayWireError):
                 raise self._ready.pop()  # type: ignore[misc]  # an error, seen just now
+
+
+def _received(progress: Progress, ready: deque[BlockPagedTensor | HurrayWireError]) -> Asking:
+    """Ask for item after item; tensors go to `ready`. It knows no decoder: one that is dropped goes at once."""
+    while True:
+        incoming: Incoming | None = yield from progress.next_head()
+        if incoming is None:
+            return
+        finish = yield from incoming.read()
+        ready.append(finish())
+        del incoming, finish  # a frame's memory is its tensor's alone

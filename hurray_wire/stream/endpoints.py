@@ -73,6 +73,13 @@ def advanced(vector: Vector, count: int) -> Vector:
     return []
 
 
+def believed(count: int, least: int, most: int, told: str) -> int:
+    """What the other side says it moved, if that can be."""
+    if not least <= count <= most:
+        raise OSError(errno.EIO, f"{told} {count} bytes, by its own account; {least} to {most} can be")
+    return int(count)
+
+
 def wait(fd: int, events: int, timeout: float | None) -> None:
     """Until a descriptor is ready, or TimeoutError after `timeout` seconds without."""
     poll = select.poll()
@@ -112,8 +119,8 @@ class FdSource(_Descriptor):
 
     def close(self) -> None:
         if self.owns:
-            self.owns = False
-            os.close(self.fd)
+            fd, self.fd, self.owns = self.fd, -1, False  # another file may get the number at once
+            os.close(fd)
 
 
 class FdSink(_Descriptor):
@@ -232,9 +239,10 @@ class FileSource:
             while True:
                 count = self.file.readinto(piece)
                 if count is not None:
-                    return int(count)
+                    return believed(count, 0, len(piece), "the file gave")
                 wait(self.file.fileno(), select.POLLIN, None)  # a raw file that would block says None
         data = self.file.read(len(piece))
+        believed(len(data), 0, len(piece), "the file gave")
         piece[: len(data)] = data
         return len(data)
 
@@ -253,7 +261,7 @@ class FileSink:
         while True:
             count = self.file.write(piece)
             if count is not None:
-                return int(count)
+                return believed(count, 1, len(piece), "the file took")
             wait(self.file.fileno(), select.POLLOUT, None)
 
     def commit(self) -> None:
@@ -273,10 +281,7 @@ class CallSource:
         self.call = call
 
     def fill(self, vector: Vector) -> int:
-        count = self.call(vector[0])
-        if not 0 <= count <= len(vector[0]):
-            raise OSError(errno.EIO, f"the source says it gave {count} of at most {len(vector[0])} bytes")
-        return count
+        return believed(self.call(vector[0]), 0, len(vector[0]), "the source gave")
 
     def close(self) -> None:
         """Nothing to give back."""
@@ -291,11 +296,7 @@ class CallSink:
     def take(self, vector: Vector) -> int:
         count = self.call(vector)
         total = sum(map(len, vector))
-        if count is None:
-            return total
-        if not 0 < count <= total:
-            raise OSError(errno.EIO, f"the sink says it took {count} of {total} bytes")
-        return count
+        return total if count is None else believed(count, 1, total, "the sink took")
 
     def commit(self) -> None:
         """Nothing is held back."""

@@ -119,7 +119,12 @@ class _Reader:
     def close(self) -> None:
         close, self._close = self._close, None
         if close is not None:
+            self._read_at = _closed  # the descriptor's number may be another file's by now
             close()
+
+
+def _closed(offset: int, length: int) -> Any:
+    raise ValueError("the frame is closed")
 
 
 def _pread(fd: int, offset: int, length: int) -> Bytes:

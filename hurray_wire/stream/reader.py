@@ -94,7 +94,7 @@ class StreamReader:
         if streams is None:
             self._progress.streams = "one" if self._source.one_stream else "all"
         self._lock = RLock()
-        self._pending: FrameHeader | None = None
+        self._pending: Incoming | None = None
 
     def __iter__(self) -> Iterator[BlockPagedTensor]:
         return self
@@ -112,15 +112,16 @@ class StreamReader:
         The header before it is skipped if its payload was not read.
         """
         with self._lock:
-            if self._pending is not None:
-                self._pending.skip()
+            pending, self._pending = self._pending, None
+            if pending is not None:
+                self.drive(pending.skip())
             if self._source is None:
                 return None
             incoming: Incoming | None = self.drive(self._progress.next_head())
             if incoming is None:
                 return None
-            self._pending = FrameHeader(self, incoming)
-            return self._pending
+            self._pending = incoming
+            return FrameHeader(self, incoming)
 
     def drive(self, asking: Asking) -> Any:
         """Move bytes for a generator until it returns."""
@@ -132,10 +133,13 @@ class StreamReader:
             self.close()
             raise
 
-    def finished(self, header: FrameHeader) -> None:
-        """A header's payload has been dealt with."""
-        if self._pending is header:
+    def claim(self, incoming: Incoming | None, *, take: bool = True) -> Incoming:
+        """The item whose payload comes next, if it is this one; `take`: its payload is dealt with from now on."""
+        if incoming is None or self._pending is not incoming:
+            raise ValueError("the payload was read or skipped")
+        if take:
             self._pending = None
+        return incoming
 
     @property
     def lock(self) -> RLock:
@@ -199,12 +203,9 @@ class FrameHeader:
         return self._inspection
 
     def _taken(self) -> Incoming:
-        incoming = self._incoming
-        if incoming is None:
-            raise ValueError("the payload was read or skipped")
+        incoming = self._reader.claim(self._incoming)
         self._inspection = incoming.inspection()
         self._incoming = None
-        self._reader.finished(self)
         return incoming
 
     def _finished(self, asking: Asking) -> BlockPagedTensor:
@@ -228,9 +229,7 @@ class FrameHeader:
         has `.pages_written`.
         """
         with self._reader.lock:
-            incoming = self._incoming
-            if incoming is None:
-                raise ValueError("the payload was read or skipped")
+            incoming = self._reader.claim(self._incoming, take=False)
             asking = incoming.read_into(pool, page_ids)  # refuses a pool or ids that cannot serve; then it is taken
             self._taken()
             return self._finished(asking)

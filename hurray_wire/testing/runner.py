@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -105,7 +105,8 @@ class Decoder(AbstractContextManager["Decoder"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.process is not None:
-            self.process.stdin.close()
+            with suppress(OSError):  # it may have ended with words to it on the way
+                self.process.stdin.close()
             self.process.stdout.close()
             self.process.wait()
 
