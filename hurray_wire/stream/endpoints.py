@@ -7,13 +7,11 @@ pieces a call takes, how many bytes, calls that are interrupted or would block.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import select
 import socket
 import stat
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -310,13 +308,11 @@ class PathSink(FdSink):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(os.fspath(path))
-        fd, beside = tempfile.mkstemp(prefix=".hurray_wire-", suffix=".part", dir=self.path.parent)
+        beside = self.path.parent / f".hurray_wire-{os.urandom(8).hex()}.part"
+        # Not mkstemp: its mode is private, and a stream's file is everybody's default.
+        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         super().__init__(fd, None)
-        self.beside: Path | None = Path(beside)
-        with contextlib.suppress(OSError):  # mkstemp's mode is private; a stream file's is everybody's default
-            umask = os.umask(0)
-            os.umask(umask)
-            os.fchmod(fd, 0o666 & ~umask)
+        self.beside: Path | None = beside
 
     def commit(self) -> None:
         if self.beside is not None:

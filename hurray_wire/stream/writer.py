@@ -16,11 +16,12 @@ import numpy as np
 from hurray_wire import frame_writer
 from hurray_wire.arrays import Bytes, as_bytes
 from hurray_wire.codec import parts_of
+from hurray_wire.errors import Code, UnsupportedError
 from hurray_wire.forms import Form
 from hurray_wire.options import Sending, check_alignment, encode_options
 from hurray_wire.payload import payload_of
 from hurray_wire.stream.endpoints import Sink, Vector, advanced, sink_of
-from hurray_wire.tags import MAX_FRAME_ALIGNMENT
+from hurray_wire.tags import MAX_FRAME_ALIGNMENT, MIN_ALIGNMENT
 from hurray_wire.tensor import BlockPagedTensor
 
 __all__ = ["StreamWriter"]
@@ -36,6 +37,9 @@ class Framing:
         if given:
             raise TypeError(f"{', '.join(given)} of a stream's frames are the writer's affair")
         check_alignment("frame_alignment", frame_alignment, MAX_FRAME_ALIGNMENT)
+        if framing == Form.BARE and frame_alignment != MIN_ALIGNMENT:
+            message = 'the bare form has no padding to align items with: use framing="hrkv"'
+            raise UnsupportedError(message, code=Code.BARE_FORM, where="frame_alignment")
         if stream_id is None:
             stream_id = int.from_bytes(os.urandom(8), "little")
         checked = encode_options(options)
