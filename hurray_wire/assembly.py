@@ -88,7 +88,7 @@ class Parts(NamedTuple):
             "page_pool": self.page_pool,
             "block_table": self.block_table,
             "seq_ptr": self.seq_ptr,
-            "seq_lens": self.seq_lens,
+            "seq_lens": self._lens_of_table_type(),
             "total_tokens": d.shape[0],
             "kv_role": d.layout.kv_role,
             "layer_index": d.layout.layer_index,
@@ -112,13 +112,19 @@ class Parts(NamedTuple):
         arguments |= fields
         return assemble(**arguments, like=self)
 
+    def _lens_of_table_type(self) -> IntArray | None:
+        """seq_lens, or None where they are beyond the tables' type: then they are forced, and found again."""
+        lens = self.seq_lens
+        return None if lens is None or lens.dtype != self.seq_ptr.dtype else lens
+
     def pickled(self, pool: PagePool) -> tuple[Any, ...]:
         """Everything as values and 1-D uint8 arrays, which pickle protocol 5 keeps out of band."""
         flat = pool.flat()
         if flat is None:
             flat = np.empty(pool.nbytes, np.uint8)
             pool.copy_all(flat)
-        small = [None if a is None else raw_view(np.ascontiguousarray(a)) for a in self.small_arrays()]
+        arrays = self._replace(seq_lens=self._lens_of_table_type()).small_arrays()
+        small = [None if a is None else raw_view(np.ascontiguousarray(a)) for a in arrays]
         return self.descriptor, flat, small, self.metadata, self.violations
 
     @classmethod
@@ -184,6 +190,10 @@ def assemble(
     """The parts of a tensor from a constructor's arguments (`like`: the tensor whose placement they keep)."""
     if seq_lens is None and total_tokens is None:
         raise TypeError("one of seq_lens and total_tokens is needed")
+    if extension_type is not None and not isinstance(extension_type, ExtensionType):
+        raise TypeError(f"extension_type must be an ExtensionType, not {extension_type!r}")
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise TypeError(f"metadata must be a mapping, not {metadata!r}")
     pool = _pool(page_pool, dtype, (page_size, num_heads, head_dim), extension_type, like)
     tables = _tables(block_table, seq_ptr, seq_lens, total_tokens, index_type, pool, like)
     shape = (tables.total_tokens, pool.num_heads, pool.head_dim)

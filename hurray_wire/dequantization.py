@@ -26,6 +26,7 @@ def to_float32(
     scales: npt.NDArray[Any] | None,
     zero_points: npt.NDArray[Any] | None,
     out: Float32 | None = None,
+    places: npt.NDArray[np.int64] | None = None,
 ) -> Float32:
     """Stored elements `[tokens, num_heads, head_dim]` as float32.
 
@@ -33,6 +34,7 @@ def to_float32(
         stored: elements of `dtype.numpy`.
         scales, zero_points: for per-block one entry a token, in the tokens' order; for per-channel one an index of
             the axis; None for per-tensor, where they stand in the scheme.
+        places: for per-block the entries' places in the tensor's own arrays, for errors.
 
     Raises:
         InvalidDescriptorError: `quantization_scale`, `quantization_zero_point`.
@@ -44,14 +46,30 @@ def to_float32(
     if dtype.numpy is None or dtype.numpy.kind == "c":
         raise UnsupportedError(f"{dtype.name} has no float32 value", code=Code.DTYPE, where="dtype")
     result = np.empty(stored.shape, np.float32) if out is None else out
+    if not stored.size:
+        return result  # no token uses a scale
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        return _values(result, stored, dtype, quantization, scales, zero_points, places)
+
+
+def _values(
+    result: Float32,
+    stored: npt.NDArray[Any],
+    dtype: Dtype,
+    quantization: Quantization | None,
+    scales: npt.NDArray[Any] | None,
+    zero_points: npt.NDArray[Any] | None,
+    places: npt.NDArray[np.int64] | None,
+) -> Float32:
     if quantization is None:
         np.copyto(result, stored, casting="unsafe")
         return result
+    assert not isinstance(quantization, NF4 | MXFP)
     if isinstance(quantization, PerTensorAffine):
         scale: Any = np.float32(quantization.scale)
         zero: Any = quantization.zero_point
     else:
-        scale, zero = _entries(quantization, scales, zero_points, dtype)
+        scale, zero = _entries(quantization, scales, zero_points, dtype, places)
     if not np.any(zero):
         np.copyto(result, stored, casting="unsafe")
     elif dtype.bit_width <= 16:  # both sides and their difference are exact in float32
@@ -59,8 +77,7 @@ def to_float32(
         np.subtract(result, np.asarray(zero, np.float32), out=result)
     else:
         np.copyto(result, stored.astype(np.int64) - np.asarray(zero, np.int64), casting="unsafe")
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        np.multiply(result, scale, out=result)
+    np.multiply(result, scale, out=result)
     return result
 
 
@@ -69,10 +86,11 @@ def _entries(
     scales: npt.NDArray[Any] | None,
     zero_points: npt.NDArray[Any] | None,
     dtype: Dtype,
+    places: npt.NDArray[np.int64] | None,
 ) -> tuple[Any, Any]:
     assert scales is not None
     scale = _shaped(quantization, scales.astype(np.float32))
-    _judge_scales(scale)
+    _judge_scales(scale, places)
     if zero_points is None:
         return scale, 0
     least, most = ZERO_POINT_RANGES[dtype.tag]
@@ -80,7 +98,8 @@ def _entries(
     if wrong.any():
         index = int(wrong.argmax())
         message = f"is {int(zero_points.reshape(-1)[index])}, must be from {least} to {most} for {dtype.name}"
-        raise InvalidDescriptorError(message, code=Code.QUANTIZATION_ZERO_POINT, where=f"zero_points[{index}]")
+        where = f"zero_points[{_place(index, places)}]"
+        raise InvalidDescriptorError(message, code=Code.QUANTIZATION_ZERO_POINT, where=where)
     return scale, _shaped(quantization, zero_points)
 
 
@@ -90,9 +109,13 @@ def _shaped(quantization: PerChannelAffine | PerBlockAffine, entries: npt.NDArra
     return entries.reshape(1, -1, 1) if quantization.axis == 1 else entries.reshape(1, 1, -1)
 
 
-def _judge_scales(scale: Float32) -> None:
+def _place(index: int, places: npt.NDArray[np.int64] | None) -> int:
+    return index if places is None else int(places[index])
+
+
+def _judge_scales(scale: Float32, places: npt.NDArray[np.int64] | None) -> None:
     wrong = ~np.isfinite(scale) | (scale == 0)
     if wrong.any():
         index = int(wrong.argmax())
         message = f"is {float(scale.reshape(-1)[index])} under a valid token, must be finite and not 0"
-        raise InvalidDescriptorError(message, code=Code.QUANTIZATION_SCALE, where=f"scales[{index}]")
+        raise InvalidDescriptorError(message, code=Code.QUANTIZATION_SCALE, where=f"scales[{_place(index, places)}]")

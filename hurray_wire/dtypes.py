@@ -238,7 +238,10 @@ def unpack(packed: npt.ArrayLike, dtype: Any, count: int) -> npt.NDArray[Any]:
         [True, False, True]
     """
     chosen = _sub_byte(dtype)
-    data = np.ascontiguousarray(packed, dtype=np.uint8).reshape(-1)
+    given = np.asarray(packed)
+    if given.size and (given.dtype.kind not in "iu" or given.min() < 0 or given.max() > 0xFF):
+        raise TypeError(f"unpack takes bytes as uint8, not {given.dtype}")
+    data = np.ascontiguousarray(given.astype(np.uint8, copy=False)).reshape(-1)
     width = chosen.bit_width
     if count < 0 or data.size < packed_bytes(count, width):
         raise ValueError(f"{count} elements of {chosen.name} take {packed_bytes(count, width)} bytes, not {data.size}")

@@ -150,6 +150,8 @@ def payload_of(tensor: BlockPagedTensor, options: EncodeOptions) -> Payload:
         InvalidDescriptorError: the tensor has violations.
         UnsupportedError: `seq_lens_unknown` (scrub), `packed_pool` (pages that end inside bytes, selected or scrubbed).
     """
+    if not isinstance(tensor, BlockPagedTensor):
+        raise TypeError(f"a BlockPagedTensor is encoded, not {tensor!r}")
     tensor.validate()
     parts = tensor.parts
     ids = None
@@ -164,7 +166,8 @@ def payload_of(tensor: BlockPagedTensor, options: EncodeOptions) -> Payload:
     if (ids is not None or owned is not None) and not pool.page_bytes and pool.nbytes:
         message = "pages that end inside bytes are neither selected nor scrubbed: pack a page to whole bytes"
         raise UnsupportedError(message, code=Code.PACKED_POOL, where="page_pool")
-    lens = None if parts.seq_lens is None else _lens_bytes(parts.seq_lens, descriptor.layout)
+    framed = options.framing != "bare"  # which has no place for them
+    lens = None if parts.seq_lens is None or not framed else _lens_bytes(parts.seq_lens, descriptor.layout)
     return Payload(descriptor, PageSource(pool, ids, owned, tensor.page_size), tuple(tables), lens, parts.metadata)
 
 

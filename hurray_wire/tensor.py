@@ -381,6 +381,7 @@ class BlockPagedTensor:
         indices.check_listable(tokens, "tokens")
         shape = (tokens, self.num_heads, self.head_dim)
         element = element_of(self.descriptor)
+        _check_out(out)
         if out is None:
             out = np.empty(shape, element)
         elif out.shape != shape or out.dtype != element:
@@ -434,15 +435,16 @@ class BlockPagedTensor:
             >>> t.dequantize(0).tolist()
             [[[2.0]]]
         """
-        scales, zero_points = self.scales, self.zero_points
+        scales, zero_points, slots = self.scales, self.zero_points, None
         if isinstance(self.quantization, PerBlockAffine) and scales is not None:
             slots = self.token_slots(seq)
             scales = scales.reshape(-1)[slots]
             zero_points = None if zero_points is None else zero_points.reshape(-1)[slots]
         stored = self.gather(seq)
+        _check_out(out)
         if out is not None and (out.shape != stored.shape or out.dtype != np.float32):
             raise ValueError(f"out must be {stored.shape} of float32, is {out.shape} of {out.dtype}")
-        return to_float32(stored, self.dtype, self.quantization, scales, zero_points, out)
+        return to_float32(stored, self.dtype, self.quantization, scales, zero_points, out, slots)
 
     def page_references(self) -> Int64Array:
         """How many table entries name each page, int64[num_pages]; 0 for a page that no sequence has.
@@ -506,6 +508,8 @@ class BlockPagedTensor:
         Raises:
             UnsupportedError: `seq_lens_unknown`.
         """
+        if not isinstance(other, BlockPagedTensor):
+            raise TypeError(f"same_tokens compares with a BlockPagedTensor, not {other!r}")
         mine, theirs = self.known_lens(), other.known_lens()
         if self.dtype is not other.dtype or self.shape != other.shape or not np.array_equal(mine, theirs):
             return False
@@ -537,6 +541,11 @@ class BlockPagedTensor:
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return _unpickled, self.parts.pickled(self.pool)
+
+
+def _check_out(out: Any) -> None:
+    if out is not None and not isinstance(out, np.ndarray):
+        raise TypeError(f"out must be an array, not {out!r}")
 
 
 _FROM_START = frozen(np.zeros(1, np.int64))
