@@ -285,3 +285,32 @@ def test_constants_that_are_given_do_not_let_them_pass(bad: float, dtype: str) -
     with pytest.raises(hw.InvalidDescriptorError) as caught:
         ops.quantize(row([1.0, bad]), hw.PerTensorAffine(1.0), dtype=dtype)
     assert caught.value.code is Code.QUANTIZATION_SCALE
+
+
+def test_errors_say_which_slot_of_the_tensor() -> None:
+    scales = np.ones((40, 2), np.float32)
+    scales[37, 1] = 0
+    t = tensor(np.ones((40, 2, 64, 64)), dtype=np.int8, quantization="per_block", scales=scales)
+    with pytest.raises(hw.InvalidDescriptorError) as caught:
+        ops.dequantize(t)
+    assert caught.value.where == "scales[75]"
+
+
+def test_scales_of_no_tokens_are_not_judged() -> None:
+    pool = np.ones((1, 2, 1, 3), np.int8)
+    by_dim: dict[str, Any] = {"quantization": hw.PerChannelAffine(2, 3), "scales": f32([1, 0, np.nan])}
+    t = hw.BlockPagedTensor(pool, block_table=[0], seq_ptr=[0, 1], seq_lens=[0], **by_dim)
+    assert not ops.dequantize(t).page_pool.any()
+    with pytest.raises(hw.InvalidDescriptorError):
+        ops.dequantize(t.replace(seq_lens=[1]))
+
+
+def test_what_has_no_values_is_refused_without_tokens_too() -> None:
+    fields: dict[str, Any] = {"block_table": [], "seq_ptr": [0], "seq_lens": []}
+    carried = hw.BlockPagedTensor(
+        np.zeros((1, 2, 1, 32), np.int8), quantization=hw.MXFP(2, 32, 3), scales=np.ones(2, np.uint8), **fields
+    )
+    for t, code in ((carried, Code.SCHEME), (hw.BlockPagedTensor(np.zeros((1, 2, 1, 1), "c8"), **fields), Code.DTYPE)):
+        with pytest.raises(hw.UnsupportedError) as caught:
+            ops.dequantize(t)
+        assert caught.value.code is code

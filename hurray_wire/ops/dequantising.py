@@ -11,7 +11,7 @@ from hurray_wire.dequantization import to_float32
 from hurray_wire.dtypes import Dtype
 from hurray_wire.indices import Int64Array
 from hurray_wire.ops.chunks import chunks, clear, owned_or_named, stored
-from hurray_wire.ops.derived import derived, fresh, whole_pages
+from hurray_wire.ops.derived import derived, fresh, no_float_blocks, whole_pages
 from hurray_wire.ops.float8 import LARGEST, widen
 from hurray_wire.quantization import PerBlockAffine
 from hurray_wire.tensor import BlockPagedTensor
@@ -42,6 +42,7 @@ def dequantize(t: BlockPagedTensor) -> BlockPagedTensor:
     whole_pages(t)
     if t.quantization is None and t.dtype.name == "float32":
         return t
+    no_float_blocks(t, "reading values")
     if isinstance(t.quantization, PerBlockAffine):
         t.known_lens()
     owned = owned_or_named(t)
@@ -72,9 +73,11 @@ class _Constants:
             fills = zip(self._arrays, (1, 0), strict=True)
             scales, zeros = (None if a is None else np.where(valid, a, a.dtype.type(n)).reshape(-1) for a, n in fills)
             self._arrays = (scales, zeros)
-        slots = t.num_pages * self._page_size
-        nothing = np.empty((slots, 0, 0) if slots else (0, t.num_heads, t.head_dim), np.float32)
-        to_float32(nothing, t.dtype, t.quantization, *self._arrays)
+        to_float32(np.zeros(0, np.float32), t.dtype, None, None, None)  # whether the type has values
+        if t.total_tokens:
+            slots = t.num_pages * self._page_size
+            anything = np.zeros((slots, 1, 1) if slots else (1, t.num_heads, t.head_dim), np.float32)
+            to_float32(anything, t.dtype, t.quantization, *self._arrays)
 
     def of(self, pages: slice) -> tuple[Array | None, Array | None]:
         """What `to_float32` takes for these pages' slots."""
