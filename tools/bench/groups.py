@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import zstandard
 from caches import compressible, pool_of, tensor_of
+from lmcache_stores import lmcache
 from measure import Results
 
 import hurray_wire as hw
@@ -369,4 +370,5 @@ GROUPS: dict[str, Callable[[Results, bool], None]] = {
     "files": files,
     "sockets": sockets,
     "peers": peers,
+    "lmcache": lmcache,
 }
