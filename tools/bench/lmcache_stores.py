@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import sys
 import tempfile
 import threading
 import warnings
@@ -21,6 +22,10 @@ from caches import real_bits, snapshot_chunks
 from measure import Results
 
 import hurray_wire as hw
+
+GIGABIT = 125_000_000
+_PACING = 47
+"""SO_MAX_PACING_RATE (Linux `include/uapi/asm-generic/socket.h`), which Python does not name."""
 
 
 def lmcache(results: Results, quick: bool) -> None:
@@ -38,15 +43,21 @@ def lmcache(results: Results, quick: bool) -> None:
         "real snapshot, 141 tokens of 1 layer": (snapshot_chunks()[0], 12),
         f"256 tokens of {layers} layers": (bits, 8),
     }
-    with tempfile.TemporaryDirectory() as folder, _loop() as loop, _server() as port:
+    with tempfile.TemporaryDirectory() as folder, _loop() as loop, _server(None) as fast, _server(GIGABIT) as slow:
+        stores = {"files": f"fs://localhost:0/{folder}", "its server": f"lm://127.0.0.1:{fast}"}
+        if sys.platform == "linux":
+            stores["its server at 1 Gbit/s"] = f"lm://127.0.0.1:{slow}"
         for name, (chunk, heads) in chunks.items():
-            for store, url in (("files", f"fs://localhost:0/{folder}"), ("its server", f"lm://127.0.0.1:{port}")):
+            for store, url in stores.items():
                 _measure(results, f"lmcache, {name}, {store}", url, chunk, heads, loop)
 
 
 def _measure(results: Results, group: str, url: str, chunk: Any, heads: int, loop: Any) -> None:
+    rate = GIGABIT if group.endswith("Gbit/s") else None
     serdes = {"naive": None, "frames": {"compression": None}, "frames, zstd": {"compression": "zstd"}}
-    backends = {name: _Backend(url, chunk, heads, loop, options, i) for i, (name, options) in enumerate(serdes.items())}
+    backends = {
+        name: _Backend(url, chunk, heads, loop, options, i, rate) for i, (name, options) in enumerate(serdes.items())
+    }
     puts: dict[str, Callable[[], object]] = {f"put, {name}": each.put for name, each in backends.items()}
     gets: dict[str, Callable[[], object]] = {f"get, {name}": each.get for name, each in backends.items()}
     took = results.race(puts | gets)
@@ -65,9 +76,9 @@ def _measure(results: Results, group: str, url: str, chunk: Any, heads: int, loo
 
 
 class _Backend:
-    """LMCache's remote backend at a URL, with one chunk under one key."""
+    """LMCache's remote backend at a URL, with one chunk under one key; `rate` bytes a second at most on its way."""
 
-    def __init__(self, url: str, chunk: Any, heads: int, loop: Any, options: Any, number: int) -> None:
+    def __init__(self, url: str, chunk: Any, heads: int, loop: Any, options: Any, number: int, rate: Any) -> None:
         import torch
         from lmcache.utils import CacheEngineKey
         from lmcache.v1.config import LMCacheEngineConfig
@@ -86,6 +97,8 @@ class _Backend:
         )
         self._memory = LocalCPUBackend(config, about, dst_device="cpu")
         self._remote = RemoteBackend(config, about, loop, self._memory, "cpu")
+        if rate is not None:
+            self._remote.connection._connector.client_socket.setsockopt(socket.SOL_SOCKET, _PACING, rate)
         if options is not None:
             allocate = self._memory.allocate
             pair = remote_serde(about, page_size=16, allocate=allocate, **options)
@@ -135,11 +148,17 @@ def _loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 @contextmanager
-def _server() -> Iterator[int]:
-    """LMCache's own server, in this process."""
+def _server(rate: int | None) -> Iterator[int]:
+    """LMCache's own server, in this process; `rate` bytes a second at most on the way back, by the kernel's pacing."""
     from lmcache.v1.server.__main__ import LMCacheServer
+
+    class Server(LMCacheServer):  # type: ignore[misc]
+        def handle_client(self, client_socket: socket.socket) -> None:
+            if rate is not None:
+                client_socket.setsockopt(socket.SOL_SOCKET, _PACING, rate)
+            super().handle_client(client_socket)
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
-    threading.Thread(target=LMCacheServer("127.0.0.1", port, "cpu").run, daemon=True).start()
+    threading.Thread(target=Server("127.0.0.1", port, "cpu").run, daemon=True).start()
     yield port
