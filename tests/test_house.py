@@ -52,7 +52,14 @@ FORMS = ("bare", "frame_writer", "frame_reader")
 ONLY_IN: dict[str, set[str]] = {
     "construct": {"structs.descriptor", "structs.frame", "structs.fused"},
     "zstandard": {"compression"},
-    "xxhash": {"sections", "frame_reader", "frame_writer", "stream.incoming", "dump.payload_walk"},
+    "xxhash": {
+        "sections",
+        "frame_reader",
+        "frame_writer",
+        "stream.incoming",
+        "dump.payload_walk",
+        "integrations.sealed",
+    },
     "asyncio": {"stream.aio"},
 }
 PRINTERS = ("dump", "testing")
