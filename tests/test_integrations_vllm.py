@@ -27,7 +27,9 @@ def files(folder: Path) -> list[Path]:
 
 def instance(folder: Path, geometry: Geometry = SMALL, **options: Any) -> Instance:
     driver = {
-        name: options.pop(name) for name in ("first_block", "lookahead", "budget", "drafts", "torch") if name in options
+        name: options.pop(name)
+        for name in ("first_block", "lookahead", "budget", "drafts", "torch", "loads_first")
+        if name in options
     }
     settings = config(folder, block_size=geometry.block_size, axes=geometry.axes, **options)
     return Instance(MODULE, settings, geometry, **driver)
@@ -51,7 +53,14 @@ def test_the_base_class_is_whole() -> None:
 @pytest.mark.parametrize("layerwise", [True, False])
 @pytest.mark.parametrize("compression", [None, "zstd"])
 @pytest.mark.parametrize(
-    "other", [SMALL, LARGE, Geometry(axes="P2SHD", block_size=2, blocks=60), Geometry(axes="PSHC", block_size=8)]
+    "other",
+    [
+        SMALL,
+        LARGE,
+        Geometry(axes="P2SHD", block_size=2, blocks=60),
+        Geometry(axes="PSHC", block_size=8),
+        Geometry(axes="cpu", block_size=8),
+    ],
 )
 def test_one_instance_loads_what_another_computed(
     tmp_path: Path, other: Geometry, compression: Any, layerwise: bool, torch: bool
@@ -102,15 +111,16 @@ def test_tokens_that_are_there_already_are_not_loaded(tmp_path: Path, local: int
     request.block_ids = second._allocate(request, local) or request.block_ids
     for layer, cache in enumerate(second.caches.values()):  # what its own prefix cache held
         for at in range(local):
-            second.geometry.slot(cache, request.block_ids[at // 4], at % 4)[...] = SMALL.token(PROMPT[: at + 1], layer)
+            second.geometry.put(cache, request.block_ids[at // 4], at % 4, SMALL.token(PROMPT[: at + 1], layer))
     assert second.run(request, local=local) == 30 - max(24, local)
     second.check(request)
 
 
+@pytest.mark.parametrize("loads_first", [False, True])
 @pytest.mark.parametrize("budget", [3, 7, 8, 11])
 @pytest.mark.parametrize("lookahead", [0, 2])
-def test_chunked_prefill_and_blocks_ahead(tmp_path: Path, budget: int, lookahead: int) -> None:
-    first = instance(tmp_path, budget=budget, lookahead=lookahead)
+def test_chunked_prefill_and_blocks_ahead(tmp_path: Path, budget: int, lookahead: int, loads_first: bool) -> None:
+    first = instance(tmp_path, budget=budget, lookahead=lookahead, loads_first=loads_first)
     request = Request("a", PROMPT)
     assert first.run(request) == 30
     first.check(request)

@@ -35,10 +35,6 @@ class _Base(ABC):  # noqa: B024 - as vLLM's: what is abstract there is checked a
     def clear_connector_metadata(self) -> None:
         self._connector_metadata = None
 
-    def _get_connector_metadata(self) -> Any:
-        assert self._connector_metadata is not None
-        return self._connector_metadata
-
 
 def load() -> tuple[ModuleType, bool]:
     """The connector's module, and whether it stands on vLLM's own base class."""
@@ -46,7 +42,7 @@ def load() -> tuple[ModuleType, bool]:
         warnings.simplefilter("ignore")
         try:
             importlib.import_module(BASE)
-        except ImportError:
+        except (ImportError, RuntimeError):  # not installed, or beside a torch that it cannot live with
             stand_in = ModuleType(BASE)
             names = {"KVConnectorBase_V1": _Base, "KVConnectorMetadata": object}
             stand_in.__dict__.update(names, KVConnectorRole=Enum("KVConnectorRole", ("SCHEDULER", "WORKER")))
@@ -116,7 +112,27 @@ class Geometry:
         sizes = {"2": 2, "P": self.blocks, "S": self.block_size, "H": self.heads, "D": self.dim, "C": 2 * self.dim}
         if self.axes == "latent":
             return np.full((self.blocks, self.block_size, self.dim), -7, self.dtype)
+        if self.axes == "cpu":
+            return np.full((self.blocks, self.heads, self.block_size, 2 * self.dim), -7, self.dtype)
         return np.full([sizes[letter] for letter in self.axes], -7, self.dtype)
+
+    def put(self, cache: Any, block: int, slot: int, value: Any) -> None:
+        """Write one token's keys and values."""
+        if self.axes == "cpu":  # a head's keys a column a token, then its values a row a token
+            flat, count = cache[block].reshape(self.heads, -1), self.dim * self.block_size
+            key, values = np.broadcast_to(value, (2, self.heads, self.dim))
+            flat[:, slot : count : self.block_size] = key
+            flat[:, count:][:, slot * self.dim : (slot + 1) * self.dim] = values
+        else:
+            self.slot(cache, block, slot)[...] = value
+
+    def get(self, cache: Any, block: int, slot: int) -> Any:
+        """One token's keys and values."""
+        if self.axes != "cpu":
+            return self.slot(cache, block, slot)
+        flat, count = cache[block].reshape(self.heads, -1), self.dim * self.block_size
+        values = flat[:, count:][:, slot * self.dim : (slot + 1) * self.dim]
+        return np.stack([flat[:, slot : count : self.block_size], values])
 
     def slot(self, cache: Any, block: int, slot: int) -> Any:
         """A view of one token's keys and values, `[2, heads, dim]` (a latent's `[dim]`), by plain indexing."""
@@ -144,6 +160,7 @@ class Instance:
         budget: tokens a request computes in a step, for chunked prefill.
         drafts: speculated tokens in every decoding step, none of them accepted.
         torch: whether caches are torch tensors over the same memory.
+        loads_first: start loads before the model runs in steps without any, too, as vLLM did before 0.32.
     """
 
     def __init__(
@@ -157,7 +174,9 @@ class Instance:
         budget: int = 1000,
         drafts: int = 0,
         torch: bool = False,
+        loads_first: bool = False,
     ) -> None:
+        self.loads_first = loads_first
         self.geometry, self.budget, self.lookahead, self.drafts = geometry, budget, lookahead, drafts
         roles = importlib.import_module(module.__name__).KVConnectorRole
         self.scheduler = module.HrkvConnector(settings, roles.SCHEDULER, None)
@@ -201,11 +220,16 @@ class Instance:
         metadata = self.scheduler.build_connector_meta(output)
         worker = self.worker
         worker.bind_connector_metadata(metadata)
-        worker.start_load_kv(SimpleNamespace(no_compile_layers={}, attn_metadata=None))
+        context = SimpleNamespace(no_compile_layers={}, attn_metadata=None)
+        first = bool(metadata.step.loads) or self.loads_first  # vLLM's has_sync_kv_loads
+        if first:
+            worker.start_load_kv(context)
         for layer, (name, cache) in enumerate(self.caches.items()):
             worker.wait_for_layer_load(name)
             self.forward(planned, layer, cache)
             worker.save_kv_layer(name, self.handed[name], None)
+        if not first:
+            worker.start_load_kv(context)
         worker.wait_for_save()
         assert worker.get_finished(output.finished_req_ids) == (None, None)
         bad = worker.get_block_ids_with_load_errors()
@@ -282,10 +306,10 @@ class Instance:
         size = self.geometry.block_size
         for request, first, stop in planned:
             for at in range(first, stop):
-                place = self.geometry.slot(cache, request.block_ids[at // size], at % size)
-                place[...] = self.geometry.token(request.all_token_ids[: at + 1], layer)
+                value = self.geometry.token(request.all_token_ids[: at + 1], layer)
+                self.geometry.put(cache, request.block_ids[at // size], at % size, value)
             for at in range(stop, stop + (self.drafts if first >= len(request.prompt_token_ids) else 0)):
-                self.geometry.slot(cache, request.block_ids[at // size], at % size)[...] = 99
+                self.geometry.put(cache, request.block_ids[at // size], at % size, 99)
 
     def update(self, planned: list[tuple[Request, int, int]], bad: set[int]) -> None:
         """What a step did, as vLLM takes it: from the first bad block on, tokens are computed again."""
@@ -310,6 +334,6 @@ class Instance:
         size = self.geometry.block_size
         for layer, cache in enumerate(self.caches.values()):
             for at in range(request.num_computed):
-                found = self.geometry.slot(cache, request.block_ids[at // size], at % size)
+                found = self.geometry.get(cache, request.block_ids[at // size], at % size)
                 wanted = self.geometry.token(request.all_token_ids[: at + 1], layer)
                 assert np.array_equal(found, wanted), (layer, at)

@@ -150,9 +150,15 @@ class HrkvConnector(KVConnectorBase_V1):  # type: ignore[misc]
         """The layers, in the order in which the model runs them."""
         self._working.register(kv_caches)
 
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        """Start a step: the model may save layers before `start_load_kv`, in steps that load nothing."""
+        super().bind_connector_metadata(connector_metadata)
+        assert isinstance(connector_metadata, HrkvConnectorMetadata)
+        self._working.begin(connector_metadata.step)
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Open what the step loads."""
-        self._working.begin(self._bound())
+        self._working.load()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Load layers up to that one."""
@@ -177,11 +183,6 @@ class HrkvConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def shutdown(self) -> None:
         """Close what is open."""
         self._working.abandon()
-
-    def _bound(self) -> Step:
-        metadata = self._get_connector_metadata()
-        assert isinstance(metadata, HrkvConnectorMetadata)
-        return metadata.step
 
 
 def _check_groups(kv_cache_config: Any) -> None:

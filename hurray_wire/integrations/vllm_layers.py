@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hurray_wire import ops
+from hurray_wire.arrays import as_array
 from hurray_wire.engines.axes import VLLM_CPU, Axes, PageView, page_views
 from hurray_wire.engines.storage import per_tensor, storage_dtype
 from hurray_wire.engines.vllm import from_vllm, from_vllm_latent, to_vllm, to_vllm_latent
-from hurray_wire.errors import Code, Difference, InvalidDescriptorError, MismatchError
+from hurray_wire.errors import Code, Difference, InvalidDescriptorError, MismatchError, UnsupportedError
 from hurray_wire.indices import Int64Array
 from hurray_wire.tensor import BlockPagedTensor
 
@@ -53,13 +54,9 @@ class LayerForm(NamedTuple):
         ids = self._own_ids(cache, block_ids)[None]
         if self.axes == LATENT:
             return (from_vllm_latent(cache, ids, [tokens], layer_index=layer, dtype=self._name(), scale=scales[0]),)
-        named: dict[str, Any] = {
-            "axes": self.axes,
-            "key_dim": self.key_dim,
-            "dtype": self._name(),
-            "layer_index": layer,
-        }
-        return from_vllm(cache, ids, [tokens], key_scale=scales[0], value_scale=scales[1], **named)
+        named: dict[str, Any] = {"dtype": self._name(), "layer_index": layer, "key_dim": self.key_dim}
+        named |= {"key_scale": scales[0], "value_scale": scales[1]}
+        return from_vllm(self._typed(cache), ids, [tokens], axes=self._axes, **named)
 
     def place(self, tensors: Tensors, first: int, stop: int, cache: Any, block_ids: Sequence[int]) -> None:
         """Tokens from `first` to `stop` of what `tensors` gave, into whole blocks of another cache.
@@ -115,8 +112,12 @@ class LayerForm(NamedTuple):
         """CPU_ATTN's blocks are not what their shape says: all of a head's keys, a column a token, then its values."""
         if self.axes != CPU:
             return cache
-        blocks, heads, size, dims = cache.shape
-        halves = cache.reshape(blocks, heads, 2, size * dims // 2)
+        array = as_array(cache)
+        blocks, heads, size, dims = array.shape
+        halves = array.reshape(blocks, heads, 2, size * dims // 2)
+        if not np.may_share_memory(array, halves):
+            message = "has tokens of a block apart from one another: CPU_ATTN's lie in one piece"
+            raise UnsupportedError(message, code=Code.LAYOUT, where="cache")
         keys = halves[:, :, 0].reshape(blocks, heads, dims // 2, size)
         return keys, halves[:, :, 1].reshape(blocks, heads, size, dims // 2)
 

@@ -101,7 +101,7 @@ class Working:
         chunk_tokens: tokens a chunk.
         metadata: what every frame says, and must say: the model, its revision.
         scales: the key's and the value's scale of a layer, by its name.
-        layerwise: load in `wait_for_layer` and save in `save_layer`; otherwise all at once, in `begin` and `end`.
+        layerwise: load in `wait_for_layer` and save in `save_layer`; otherwise all at once, in `load` and `end`.
         strict: raise what goes wrong; otherwise a failed load is reported by its blocks, a failed save is none.
     """
 
@@ -137,13 +137,16 @@ class Working:
         """The layers' caches by name, in the order in which the model runs them."""
         self._caches = dict(caches)
 
-    # Loads.
-
     def begin(self, step: Step) -> None:
-        """Start a step: open what is to be loaded."""
+        """Start a step."""
         self.abandon()
         self._step, self._loaded = step, 0
-        for move in step.loads:
+
+    # Loads.
+
+    def load(self) -> None:
+        """Open what the step loads. vLLM asks before the model runs where there is something, else behind it."""
+        for move in self._step.loads:
             self._guarded(move, partial(self._open, move))
         if not self._layerwise:
             for name in self._caches:
@@ -164,10 +167,10 @@ class Working:
             layer = names[self._loaded]
             for loading in list(self._loading):
                 if loading in self._loading:  # another segment of its move may have failed meanwhile
-                    self._guarded(loading.move, partial(self._load, loading, layer))
+                    self._guarded(loading.move, partial(self._load_layer, loading, layer))
             self._loaded += 1
 
-    def _load(self, loading: _Loading, name: str) -> None:
+    def _load_layer(self, loading: _Loading, name: str) -> None:
         try:
             tensors = loading.layer(name, self.frames_a_layer)
             self._form.check_scales(tensors, self._scales(name))

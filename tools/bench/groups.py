@@ -17,6 +17,7 @@ import zstandard
 from caches import compressible, pool_of, tensor_of
 from lmcache_stores import lmcache
 from measure import Results
+from vllm_folder import vllm
 
 import hurray_wire as hw
 from hurray_wire import indices
@@ -371,4 +372,5 @@ GROUPS: dict[str, Callable[[Results, bool], None]] = {
     "sockets": sockets,
     "peers": peers,
     "lmcache": lmcache,
+    "vllm": vllm,
 }
