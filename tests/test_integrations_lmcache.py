@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-import logging
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from lmcache_helpers import imported, quiet
 from support import FIXTURES, ROOT
 
 import hurray_wire as hw
@@ -23,13 +22,6 @@ from hurray_wire.integrations.chunks import ChunkForm
 torch = pytest.importorskip("torch")
 pytest.importorskip("lmcache.v1", reason="LMCache is not installed", exc_type=ImportError)
 sys.path.insert(0, str(ROOT / "examples"))
-
-
-def imported(name: str) -> Any:
-    """LMCache's logging warns of its own dependency at every import."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return importlib.import_module(name)
 
 
 example = imported("lmcache_serde")
@@ -46,9 +38,8 @@ LAYOUT = api.MemoryLayoutDesc([torch.Size([2, 3, 64, 4 * 32])], [torch.bfloat16]
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+    with quiet():
+        yield
 
 
 @pytest.fixture

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import logging
 import socket
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,19 +12,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from lmcache_helpers import imported, quiet
 
 import hurray_wire as hw
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", reason="transformers, which LMCache's serdes import, is not installed")
 pytest.importorskip("lmcache.v1", reason="LMCache is not installed", exc_type=ImportError)
-
-
-def imported(name: str) -> Any:
-    """LMCache's logging warns of its own dependency at every import."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return importlib.import_module(name)
 
 
 mine = imported("hurray_wire.integrations.lmcache_remote")
@@ -48,9 +39,8 @@ FULL = (2, 3, 64, 128)
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+    with quiet():
+        yield
 
 
 @pytest.fixture

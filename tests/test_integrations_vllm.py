@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -276,6 +277,18 @@ def test_a_faulty_file_is_computed_anew(tmp_path: Path, fault: str, error: Any, 
         third = instance(tmp_path)
         assert third.run(Request("c", PROMPT)) == 6
         assert not third.worker.take_failures()
+
+
+def test_a_failure_that_is_told_a_step_later(tmp_path: Path) -> None:
+    """Steps are scheduled ahead of what their workers say."""
+    instance(tmp_path).run(Request("a", PROMPT))
+    scheduler = (second := instance(tmp_path)).scheduler
+    requests = Request("b", PROMPT), Request("c", PROMPT)
+    for request in requests:
+        scheduler.build_connector_meta(second.schedule([request])[0])
+    told = SimpleNamespace(invalid_block_ids={requests[0].block_ids[1]})
+    scheduler.update_connector_output(told)
+    assert [scheduler.get_num_new_matched_tokens(request, 0) for request in requests] == [(0, False), (24, False)]
 
 
 def test_a_file_that_is_gone_between_look_and_load(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ class _Request:
         self.request, self.keys = request, keys
         self.block_ids: list[int] = []
         self.kept = 0
+        self.loaded_blocks: set[int] = set()
         self.distrusted = False
 
     @property
@@ -78,7 +79,6 @@ class Scheduling:
         self._loads, self._saves = loads, saves
         self._requests: dict[str, _Request] = {}
         self._to_load: dict[str, tuple[int, int]] = {}
-        self._loading: list[Move] = []
 
     def matched(self, request: Any, num_computed: int) -> int:
         """Tokens behind the first `num_computed` that can be loaded: whole chunks, at least one token left to compute.
@@ -106,11 +106,11 @@ class Scheduling:
         for request_id, known, num_computed in self._scheduled(output):
             if request_id in self._to_load:
                 step.loads.append(self._move(request_id, known, *self._to_load.pop(request_id)))
+                known.loaded_blocks = set(step.loads[-1].block_ids)
             drafts = len(output.scheduled_spec_decode_tokens.get(request_id, ()))
             computed = num_computed + output.num_scheduled_tokens[request_id] - drafts
             if self._saves:
                 step.saves.extend(self._due(request_id, known, min(computed, len(known.tokens))))
-        self._loading = step.loads
         return step
 
     def _scheduled(self, output: Any) -> Iterator[tuple[str, _Request, int]]:
@@ -146,10 +146,10 @@ class Scheduling:
             yield self._move(request_id, known, run.start * size, run.stop * size)
 
     def failed(self, block_ids: set[int]) -> None:
-        """Blocks that were not loaded: their requests compute for themselves, and keep what they computed."""
-        for move in self._loading:
-            known = self._requests.get(move.request_id)
-            if known is not None and block_ids.intersection(move.block_ids):
+        """Blocks that were not loaded, in this step or one before it: their requests compute for themselves, do not
+        look again, and keep what they computed."""
+        for known in self._requests.values() if block_ids else ():
+            if not block_ids.isdisjoint(known.loaded_blocks):
                 known.distrusted, known.kept = True, 0
 
     def finished(self, request_id: str) -> None:
