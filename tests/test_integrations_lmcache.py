@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from lmcache_helpers import imported, quiet
+from plugin_helpers import imported, newer, no_larger_file_than, quiet
 from support import FIXTURES, ROOT
 
 import hurray_wire as hw
@@ -179,10 +179,10 @@ def faulty(data: bytes, fault: str) -> bytes:
     if fault == "flipped":
         spot = len(data) // 3
         return data[:spot] + bytes([data[spot] ^ 4]) + data[spot + 1 :]
-    return bytes(len(data))
+    return newer(data) if fault == "newer" else bytes(len(data))
 
 
-@pytest.mark.parametrize("fault", ["half", "flipped", "zeros", "short"])
+@pytest.mark.parametrize("fault", ["half", "flipped", "zeros", "short", "newer"])
 def test_a_faulty_value_is_a_miss(storage: Any, tmp_path: Path, fault: str) -> None:
     key = example.key_of(1)
     source = filled(storage, key)
@@ -193,6 +193,14 @@ def test_a_faulty_value_is_a_miss(storage: Any, tmp_path: Path, fault: str) -> N
     assert not storage.load(key, filled(storage, example.key_of(2), seed=2))
     file.write_bytes(data)
     assert storage.load(key, filled(storage, example.key_of(3), seed=2))
+
+
+def test_a_full_disk_is_a_failed_store_and_leaves_nothing(storage: Any, tmp_path: Path) -> None:
+    source = filled(storage, example.key_of(1))
+    with no_larger_file_than(10_000):
+        assert not storage.store(example.key_of(1), source)
+    assert list(tmp_path.iterdir()) == []
+    assert not storage.load(example.key_of(1), filled(storage, example.key_of(2)))
 
 
 def test_another_worker_s_geometry_is_a_miss(storage: Any, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from lmcache_helpers import imported, quiet
+from plugin_helpers import imported, quiet
 
 import hurray_wire as hw
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from plugin_helpers import no_larger_file_than
 
 import hurray_wire as hw
 from hurray_wire.errors import Code
@@ -34,20 +32,6 @@ def keep(folder: SegmentFolder, *tensors: hw.BlockPagedTensor) -> None:
 
 def everything(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
-
-
-@contextmanager
-def no_larger_file_than(nbytes: int) -> Iterator[None]:
-    """What a full disk does: a write ends in the middle, the next one fails."""
-    resource = pytest.importorskip("resource", reason="no limits on file sizes here")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 # Names.

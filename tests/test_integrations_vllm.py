@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import vllm_driver
+from plugin_helpers import newer, no_larger_file_than
 from vllm_driver import Geometry, Instance, Request, config
 
 import hurray_wire as hw
@@ -237,18 +238,10 @@ def broken(path: Path, fault: str) -> None:
         new = b"".join(hw.encode(t, sequence=i, last=i == len(other) - 1, stream_id=1) for i, t in enumerate(other))
         data[: len(data) // 2] = new[: len(data) // 2]
     elif fault == "newer":
-        data[8] = 2
-        end = int.from_bytes(data[16:20], "little") - 8
-        data[end : end + 8] = _digest(bytes(data[:end]))
+        data = bytearray(newer(data))
     with path.open("r+b") as file:
         file.truncate(0)
         file.write(data)
-
-
-def _digest(header: bytes) -> bytes:
-    import xxhash
-
-    return xxhash.xxh3_64_intdigest(header).to_bytes(8, "little")
 
 
 @pytest.mark.parametrize("layerwise", [True, False])
@@ -381,19 +374,10 @@ def test_a_scale_that_is_not_the_layer_s_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_keeps_nothing_and_stops_nobody(tmp_path: Path) -> None:
-    """RLIMIT_FSIZE stands for it: writes end in the middle of a frame."""
-    resource = pytest.importorskip("resource")
-    signal = pytest.importorskip("signal")
-    first = instance(tmp_path)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
-    try:
-        request = Request("a", PROMPT)
+    """A write ends in the middle of a frame, the next one fails."""
+    first, request = instance(tmp_path), Request("a", PROMPT)
+    with no_larger_file_than(3000):
         assert first.run(request) == 30
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, ignored)
     first.check(request)
     (failure,) = first.worker.take_failures()
     assert (failure.verb, type(failure.error), failure.error.code) == ("save", hw.StoreError, Code.STORE)
