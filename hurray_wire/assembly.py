@@ -493,11 +493,13 @@ def _placed(
     if offsets is None:
         return violations
     starts = offsets()
-    fields = {span.path: span.offset for span in descriptor.spans(starts.get("descriptor", 0))}
     placed = []
     for violation in violations:
         start = starts.get(violation.where.partition("[")[0])
-        at = fields.get(violation.where) if start is None else start + (violation.index or 0) * width
+        if start is not None:
+            at: int | None = start + (violation.index or 0) * width
+        elif (at := descriptor.offset_of(violation.where)) is not None:
+            at += starts.get("descriptor", 0)
         placed.append(located(violation, at))
     return placed
 

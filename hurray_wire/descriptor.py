@@ -32,6 +32,7 @@ from hurray_wire.structs.descriptor import (
     Fields,
     build_descriptor,
     descriptor_bytes,
+    descriptor_offset,
     descriptor_spans,
     parse_descriptor,
 )
@@ -208,6 +209,10 @@ class TensorDescriptor:
         if self.violations:
             raise violations_error(self.violations)
         return self._encoded
+
+    def offset_of(self, path: str) -> int | None:
+        """Where a field begins in the descriptor's bytes."""
+        return descriptor_offset(self._encoded, path)
 
     def spans(self, base: int = 0) -> list[Span]:
         """Every field of the descriptor's bytes, which begin at `base`, those of a tolerated one too."""
@@ -418,11 +423,11 @@ def _decode(data: bytes, base: int, strict: bool) -> TensorDescriptor:
 
 def _placed(violations: list[Violation], data: bytes, base: int) -> list[Violation]:
     """The violations with the absolute offsets of their fields."""
-    offsets: dict[str, int] = {}
-    for span in descriptor_spans(data, base):
-        offsets.setdefault(span.path, span.offset)
-        offsets.setdefault(span.path.partition(".")[0], span.offset)  # a whole table
-    return [located(v, offsets.get(v.where, base + len(data))) for v in violations]
+    placed = []
+    for violation in violations:
+        offset = descriptor_offset(data, violation.where)
+        placed.append(located(violation, base + (len(data) if offset is None else offset)))
+    return placed
 
 
 def _from_fields(fields: Fields, data: bytes, violations: tuple[Violation, ...]) -> TensorDescriptor:
