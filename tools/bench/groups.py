@@ -16,6 +16,7 @@ import numpy as np
 import zstandard
 from caches import compressible, pool_of, tensor_of
 from measure import Results
+from operations import operations
 
 import hurray_wire as hw
 from hurray_wire import indices
@@ -368,5 +369,6 @@ GROUPS: dict[str, Callable[[Results, bool], None]] = {
     "compression": compression,
     "files": files,
     "sockets": sockets,
+    "operations": operations,
     "peers": peers,
 }
