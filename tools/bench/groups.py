@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import zstandard
 from caches import compressible, pool_of, tensor_of
+from layouts import layouts
 from measure import Results
 from operations import operations
 
@@ -369,6 +370,7 @@ GROUPS: dict[str, Callable[[Results, bool], None]] = {
     "compression": compression,
     "files": files,
     "sockets": sockets,
+    "engines": layouts,
     "operations": operations,
     "peers": peers,
 }
