@@ -146,7 +146,10 @@ def compress_chunk(raw: Bytes | memoryview, width: int) -> bytes | memoryview | 
             planes = kit.scratch((width - noisy) * (source.size // width))
             _split(source, width, noisy, planes)
         stored = kit.compressor.compress(planes.data)
-    frame = _behind_noise(source, width, noisy, stored) if noisy else stored
+    if noisy:
+        frame: bytes | memoryview = _behind_noise(source, width, noisy, stored)
+    else:
+        frame = bytes(memoryview(stored))  # what zstandard gives keeps the memory of the worst case
     return frame if len(frame) < source.size else None
 
 
