@@ -1,4 +1,4 @@
-"""Set up what is needed and run something: `python3 tools/run.py demo | test | lint | fixtures | examples`.
+"""Set up what is needed and run something: `python3 tools/run.py demo | parsers | test | lint | fixtures | examples`.
 
 In a fresh clone or a used one. Needs nothing but Python 3.11 or newer. Makes `.venv` beside the project once for
 each state of pyproject.toml, with the project installed in place.
@@ -48,6 +48,11 @@ def demo() -> None:
     python("examples/prefill_decode.py")
 
 
+def parsers() -> None:
+    """Parsers in Python from the Kaitai definitions, which the tests then use; needs npm."""
+    python("tools/kaitai.py")
+
+
 def test() -> None:
     """All tests, on two cores."""
     python("-m", "pytest", "-n", "2", "--dist", "loadfile")
@@ -76,6 +81,7 @@ def examples() -> None:
 
 JOBS: dict[str, Callable[[], None]] = {
     "demo": demo,
+    "parsers": parsers,
     "test": test,
     "lint": lint,
     "fixtures": fixtures,
