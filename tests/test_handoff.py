@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from threading import Thread
 from typing import Any
 
@@ -171,8 +172,8 @@ def test_a_wrong_end_reads_no_payload(ends: Any) -> None:
     t = batch().replace(metadata={"model": "llama"})
 
     def send() -> None:
-        with connection.SocketSender(listener.address, None) as sender:
-            sender.write(t)
+        with suppress(OSError), connection.SocketSender(listener.address, None) as sender:
+            sender.write(t)  # the receiver may be gone before all is sent
 
     thread = Thread(target=send)
     thread.start()
