@@ -1,7 +1,7 @@
-"""Set up what is needed and run something: `python3 tools/run.py demo | parsers | test | lint | fixtures | examples`.
+"""Set up what is needed and run something: `python3 tools/run.py JOB ...`, the jobs being those below.
 
 In a fresh clone or a used one. Needs nothing but Python 3.11 or newer. Makes `.venv` beside the project once for
-each state of pyproject.toml, with the project installed in place.
+each state of pyproject.toml, with the project installed in place; for models `.venv-model`, with torch as well.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
-BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
-STAMP = VENV / "installed-for"
+MODEL_VENV = ROOT / ".venv-model"
+MODEL_PINS = ROOT / "tools" / "model-pins.txt"
 
 
 def run(*command: str | Path) -> None:
@@ -27,20 +27,29 @@ def run(*command: str | Path) -> None:
         sys.exit(status)
 
 
-def python(*arguments: str) -> None:
-    """Run the environment's Python."""
-    run(BIN / "python", *arguments)
+def python(*arguments: str, folder: Path = VENV) -> None:
+    """Run an environment's Python."""
+    run(set_up(folder), *arguments)
 
 
-def set_up() -> None:
-    """An environment with the project and its development packages, made anew when pyproject.toml changes."""
-    state = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + sys.version.encode()).hexdigest()
-    if STAMP.is_file() and STAMP.read_text() == state:
-        return
-    print(f"setting up {VENV.name} (once)", flush=True)
-    venv.EnvBuilder(with_pip=True, clear=True).create(VENV)
-    python("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--editable", ".[dev]")
-    STAMP.write_text(state)
+def set_up(folder: Path) -> Path:
+    """An environment with the project and its development packages, made anew when what it is made for changes.
+
+    The one for models has the packages that are pinned for it, installed before anything asks for others.
+    """
+    interpreter = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
+    pins = [MODEL_PINS] if folder == MODEL_VENV else []
+    contents = b"".join(path.read_bytes() for path in (ROOT / "pyproject.toml", *pins))
+    state, stamp = hashlib.sha256(contents + sys.version.encode()).hexdigest(), folder / "installed-for"
+    if not stamp.is_file() or stamp.read_text() != state:
+        print(f"setting up {folder.name} (once)", flush=True)
+        venv.EnvBuilder(with_pip=True, clear=True).create(folder)
+        install = (interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        for path in pins:
+            run(*install, "--requirement", path)
+        run(*install, "--editable", ".[dev]")
+        stamp.write_text(state)
+    return interpreter
 
 
 def demo() -> None:
@@ -79,6 +88,17 @@ def examples() -> None:
             python(str(path))
 
 
+def model() -> None:
+    """A real model: prefill in one process, decode in another, bit for bit as if one had done both."""
+    python("examples/transformers_prefill_decode.py", folder=MODEL_VENV)
+
+
+def model_tests() -> None:
+    """The tests that need torch or transformers, which are skipped elsewhere."""
+    tests = (path for path in sorted((ROOT / "tests").glob("test_*.py")) if "torch" in path.read_text())
+    python("-m", "pytest", "-n", "2", "--dist", "loadfile", *map(str, tests), folder=MODEL_VENV)
+
+
 JOBS: dict[str, Callable[[], None]] = {
     "demo": demo,
     "parsers": parsers,
@@ -86,6 +106,8 @@ JOBS: dict[str, Callable[[], None]] = {
     "lint": lint,
     "fixtures": fixtures,
     "examples": examples,
+    "model": model,
+    "model-tests": model_tests,
 }
 
 
@@ -96,7 +118,6 @@ def main() -> None:
         sys.exit(f"usage: python3 tools/run.py {' | '.join(JOBS)}")
     if sys.version_info < (3, 11):  # noqa: UP036 - run by whatever python3 is
         sys.exit("Python 3.11 or newer is needed")
-    set_up()
     for name in names:
         JOBS[name]()
 
