@@ -234,7 +234,8 @@ def every_module() -> list[str]:
 
 def missing(source: str) -> list[str]:
     """Optional libraries that a piece of code asks for and that are not installed."""
-    return [name for name in ("torch", "transformers") if name in source and importlib.util.find_spec(name) is None]
+    optional = ("torch", "transformers", "fsspec")
+    return [name for name in optional if name in source and importlib.util.find_spec(name) is None]
 
 
 @pytest.mark.parametrize("name", every_module())
