@@ -236,6 +236,17 @@ def test_a_frame_by_its_index_costs_two_round_trips() -> None:
     fs.forget()
     assert np.array_equal(frame.gather(2), tensor.gather(2))
     assert fs.calls == ["cat_ranges"]
+    fs.forget()
+    assert file.tensor(layer_index=3).same_tokens(tensor)
+    assert fs.requests == [("/many", file[3].offset, file[3].length)], "all of it in one"
+    fs.forget()
+    with pytest.raises(hw.MismatchError):
+        file.tensor(layer_index=3, expect={"page_size": 1})
+    assert sum(length for *_, length in fs.requests) < 20_000, "what is not expected is not fetched"
+    fs.forget()
+    with pytest.raises(hw.LimitError):
+        file.tensor(layer_index=3, limits=hw.Limits(frame_bytes=1000))
+    assert fs.requests == []
 
 
 def test_a_tensor_that_cannot_be_encoded_leaves_the_file_going() -> None:

@@ -289,10 +289,14 @@ class FrameFile:
             All else as `hurray_wire.open_frame`.
         """
         found = self.find(**which) if entry is None else entry
+        ends = [(found.offset, found.head), (found.offset + found.tail, found.length - found.tail)]
+        return self._open(found, ends, limits, expect, verify)
+
+    def _open(self, found: Entry, ahead: list[tuple[int, int]], limits: Limits, expect: Any, verify: bool) -> Frame:
+        """The frame of an entry, of which some ranges are read to begin with."""
         source: Any = self._path
         if not is_local(self._fs):
-            ends = [(found.offset, found.head), (found.offset + found.tail, found.length - found.tail)]
-            source = FileSource(self._fs, self._path, self._index.nbytes, ends, self._max_gap)
+            source = FileSource(self._fs, self._path, self._index.nbytes, ahead, self._max_gap)
         frame = open_source(source, found.offset, limits=limits, expect=expect, verify=verify)
         if frame.inspection.header_checksum != found.header_checksum:
             frame.close()
@@ -305,9 +309,22 @@ class FrameFile:
         with self.open(**options) as frame:
             return frame.gather(seq)
 
-    def tensor(self, **options: Any) -> BlockPagedTensor:
-        """One frame whole: `open(...).tensor()`."""
-        with self.open(**options) as frame:
+    def tensor(
+        self,
+        entry: Entry | None = None,
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        expect: Any = None,
+        verify: bool = True,
+        **which: Any,
+    ) -> BlockPagedTensor:
+        """One frame whole: `open(...).tensor()`, in a single round trip where nothing is to be expected of it first."""
+        found = self.find(**which) if entry is None else entry
+        if expect is not None:
+            with self.open(found, limits=limits, expect=expect, verify=verify) as frame:
+                return frame.tensor()
+        limits.check("frame_bytes", found.length, "index.length", found.offset)
+        with self._open(found, [(found.offset, found.length)], limits, None, verify) as frame:
             return frame.tensor()
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import zstandard
 from caches import compressible, pool_of, tensor_of
 from measure import Results
+from stores import files_elsewhere, ray_objects, redis_values
 
 import hurray_wire as hw
 from hurray_wire import indices
@@ -369,4 +370,7 @@ GROUPS: dict[str, Callable[[Results, bool], None]] = {
     "files": files,
     "sockets": sockets,
     "peers": peers,
+    "redis": redis_values,
+    "fsspec": files_elsewhere,
+    "ray": ray_objects,
 }
