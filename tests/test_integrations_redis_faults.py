@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from redis_helpers import redis_server
+from redis_helpers import fresh_client, module_port, redis_server
 from stream_helpers import as_sent, large, sample
 
 import hurray_wire as hw
@@ -23,19 +23,8 @@ OLD, NEW = large(0, pages=5), large(1, pages=5)
 PART = 8192
 
 
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    with redis_server() as port:
-        yield port
-
-
-@pytest.fixture
-def client(port: int) -> Iterator[Any]:
-    import redis
-
-    with redis.Redis(port=port) as client:
-        client.flushall()
-        yield client
+port = pytest.fixture(scope="module")(module_port)
+client = pytest.fixture(fresh_client)
 
 
 @pytest.fixture

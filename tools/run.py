@@ -1,4 +1,4 @@
-"""Set up what is needed and run something: `python3 tools/run.py demo | test | lint | fixtures | examples`.
+"""Set up what is needed and run something: `python3 tools/run.py demo | test | lint | fixtures | examples | stores`.
 
 In a fresh clone or a used one. Needs nothing but Python 3.11 or newer. Makes `.venv` beside the project once for
 each state of pyproject.toml, with the project installed in place.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -67,11 +68,29 @@ def fixtures() -> None:
 
 
 def examples() -> None:
-    """Every example that needs no optional package."""
+    """Every example whose optional packages are there."""
     for path in sorted((ROOT / "examples").glob("*.py")):
-        if "\nimport torch" not in path.read_text():
-            print(f"== {path.name}", flush=True)
+        lacking = [name for name in OPTIONAL if f"\nimport {name}" in path.read_text() and not installed(name)]
+        print(f"== {path.name}{f': needs {lacking[0]}' if lacking else ''}", flush=True)
+        if not lacking:
             python(str(path))
+
+
+OPTIONAL = ("torch", "redis", "fsspec", "ray")
+
+
+def installed(name: str) -> bool:
+    """Whether the environment has a package; redis, whether there is a server to talk to as well."""
+    if name == "redis" and shutil.which("redis-server") is None:
+        return False
+    words = [str(BIN / "python"), "-c", f"import importlib.util as u, sys; sys.exit(u.find_spec({name!r}) is None)"]
+    return not subprocess.run(words, check=False).returncode
+
+
+def stores() -> None:
+    """The integrations' tests with the packages that they are of (redis-server too, where it is there)."""
+    python("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--editable", ".[dev,stores]")
+    python("-m", "pytest", "-rs", *sorted(str(path) for path in (ROOT / "tests").glob("test_integrations_*.py")))
 
 
 JOBS: dict[str, Callable[[], None]] = {
@@ -80,6 +99,7 @@ JOBS: dict[str, Callable[[], None]] = {
     "lint": lint,
     "fixtures": fixtures,
     "examples": examples,
+    "stores": stores,
 }
 
 
