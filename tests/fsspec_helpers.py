@@ -21,7 +21,9 @@ class Asked(MemoryFileSystem):  # type: ignore[misc]
     cachable = False
 
     def __init__(self, **files: bytes) -> None:
-        super().__init__(global_store=False)
+        super().__init__()
+        self.store: dict[str, Any] = {}  # its own, not those of every other file system in memory
+        self.pseudo_dirs = [""]
         self.requests: list[tuple[str, int, int]] = []
         self.calls: list[str] = []
         self.mangle: Any = None

@@ -201,6 +201,19 @@ def test_a_writing_that_breaks(client: Any, store: RedisStore, there: bool, afte
         assert sorted(client.keys()) == before
 
 
+def test_a_client_without_transactions(client: Any, store: RedisStore) -> None:
+    class Without(Breaking):
+        def pipeline(self, **options: Any) -> Any:
+            if options:
+                raise NotImplementedError("transaction is deprecated in cluster mode")
+            return client.pipeline(transaction=False)
+
+    store.put("k", OLD)
+    RedisStore(Without(client, "", 0, OSError()), part_bytes=PART).put("k", NEW)
+    assert store.get("k") == NEW
+    assert len(client.keys()) == 6
+
+
 def test_a_commit_that_breaks(client: Any, store: RedisStore) -> None:
     import redis
 
@@ -476,7 +489,10 @@ def test_clients_without_a_socket_of_their_own(client: Any) -> None:
 
         def get_connection(self, command: str) -> Any:
             assert command == "GET"
-            return client.connection_pool.get_connection()
+            try:
+                return client.connection_pool.get_connection()
+            except TypeError:  # the client is such a one
+                return client.connection_pool.get_connection(command)
 
         def release(self, connection: Any) -> None:
             client.connection_pool.release(connection)

@@ -9,6 +9,7 @@ fsspec is imported only where a path comes without its file system.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from types import TracebackType
@@ -81,6 +82,7 @@ def open_frame(
 
 def _reached(path: Any, fs: Any) -> tuple[Any, str]:
     """The file system, and the path as it knows it."""
+    path = os.fspath(path)
     if fs is None:
         import fsspec
 
