@@ -42,7 +42,7 @@ ROWS: dict[str, int] = {
             ("ops", "order", "inspection", "receiving"),
             ("codec", "engines"),
             ("stream",),
-            ("dump", "testing"),
+            ("dump", "testing", "integrations"),
         )
     )
     for row in rooms
@@ -51,7 +51,14 @@ FORMS = ("bare", "frame_writer", "frame_reader")
 ONLY_IN: dict[str, set[str]] = {
     "construct": {"structs.descriptor", "structs.frame", "structs.fused"},
     "zstandard": {"compression"},
-    "xxhash": {"sections", "frame_reader", "frame_writer", "stream.incoming", "dump.payload_walk"},
+    "xxhash": {
+        "sections",
+        "frame_reader",
+        "frame_writer",
+        "stream.incoming",
+        "dump.payload_walk",
+        "integrations.sealed",
+    },
     "asyncio": {"stream.aio"},
 }
 PRINTERS = ("dump", "testing")
@@ -227,7 +234,8 @@ def every_module() -> list[str]:
 
 def missing(source: str) -> list[str]:
     """Optional libraries that a piece of code asks for and that are not installed."""
-    return [name for name in ("torch", "transformers") if name in source and importlib.util.find_spec(name) is None]
+    optional = ("torch", "transformers", "fsspec")
+    return [name for name in optional if name in source and importlib.util.find_spec(name) is None]
 
 
 @pytest.mark.parametrize("name", every_module())

@@ -18,6 +18,7 @@ from layouts import layouts
 from measure import Results
 from operations import operations
 from peers import peers
+from stores import files_elsewhere, ray_objects, redis_values
 
 import hurray_wire as hw
 from hurray_wire import indices
@@ -331,4 +332,7 @@ GROUPS: dict[str, Callable[[Results, bool], None]] = {
     "engines": layouts,
     "operations": operations,
     "peers": peers,
+    "redis": redis_values,
+    "fsspec": files_elsewhere,
+    "ray": ray_objects,
 }
