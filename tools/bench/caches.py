@@ -47,6 +47,17 @@ def copy_of(payload: Any) -> Callable[[], object]:
     return lambda: np.copyto(target, source)
 
 
+def snapshot_chunks() -> list[npt.NDArray[np.uint16]]:
+    """The real snapshot's sequences as LMCache keeps them: bfloat16 bits, `[2, 1, tokens, heads * dim]`."""
+    about = json.loads((REAL / "snapshot.json").read_text())
+    pools = [np.load(REAL / about["files"][role]["path"]) for role in ("key", "value")]
+    runs = zip(about["seq_ptr"], about["seq_ptr"][1:], about["seq_lens"], strict=False)
+    return [
+        np.stack([pool[about["block_table"][a:b]].reshape(-1, pool[0, 0].size)[:n] for pool in pools])[:, None]
+        for a, b, n in runs
+    ]
+
+
 def real_bits(nbytes: int) -> npt.NDArray[np.uint16]:
     """The real snapshot's tokens (bfloat16 bits, keys and values in turn), repeated to `nbytes`.
 

@@ -15,10 +15,12 @@ import numpy as np
 import zstandard
 from caches import compressible, copy_of, pool_of, tensor_of
 from layouts import layouts
+from lmcache_stores import lmcache
 from measure import Results
 from operations import operations
 from peers import peers
 from stores import files_elsewhere, ray_objects, redis_values
+from vllm_folder import vllm
 
 import hurray_wire as hw
 from hurray_wire import indices
@@ -335,4 +337,6 @@ GROUPS: dict[str, Callable[[Results, bool], None]] = {
     "redis": redis_values,
     "fsspec": files_elsewhere,
     "ray": ray_objects,
+    "lmcache": lmcache,
+    "vllm": vllm,
 }
