@@ -21,6 +21,7 @@ __all__ = [
     "InvalidDescriptorError",
     "LimitError",
     "MismatchError",
+    "TransferError",
     "TruncatedError",
     "UnsupportedError",
     "Violation",
@@ -120,6 +121,14 @@ class Code(StrEnum):
     STREAM_BYTES = "stream_bytes"
     FRAMES = "frames"
     MISMATCH = "mismatch"
+
+    # TransferError
+    PEER_LOST = "peer_lost"
+    MEMORY_REFUSED = "memory_refused"
+    WITHDRAWN = "withdrawn"
+    DECLINED = "declined"
+    CANCELLED = "cancelled"
+    TRANSFER_FAILED = "transfer_failed"
 
 
 UNSUPPORTED_CODES = frozenset({Code.VERSION, Code.LAYOUT, Code.DTYPE, Code.SCHEME, Code.DYNAMIC})
@@ -269,6 +278,12 @@ class MismatchError(HurrayWireError):
         self_differences = tuple(differences)
         super().__init__("; ".join(map(str, self_differences)), where="expect")
         self.differences = self_differences
+
+
+class TransferError(HurrayWireError):
+    """A transfer engine did not bring the bytes: nothing is known to be wrong with them, but they are not all here."""
+
+    default_code = Code.TRANSFER_FAILED
 
 
 def located(violation: Violation, offset: int | None) -> Violation:

@@ -16,6 +16,7 @@ import numpy as np
 import zstandard
 from caches import compressible, pool_of, tensor_of
 from measure import Results
+from transport_groups import transfers
 
 import hurray_wire as hw
 from hurray_wire import indices
@@ -369,4 +370,5 @@ GROUPS: dict[str, Callable[[Results, bool], None]] = {
     "files": files,
     "sockets": sockets,
     "peers": peers,
+    "transfers": transfers,
 }
