@@ -217,6 +217,24 @@ def test_long_offers_travel_in_parts(message_bytes: int) -> None:
     assert moved(pair, t, mine, whole(9)).metadata == {"model": "x" * 5000}
 
 
+@pytest.mark.parametrize("scheme", ["per_tensor", "per_block"])
+def test_a_tensor_over_a_pool_of_its_own(scheme: str) -> None:
+    pair, (pool, options) = Pair(), quantised(scheme)
+    t = batch(pool, **options)
+    pair.one.register(pool)
+    pair.one.send(pair.peer, t, pages="live")
+    back = pair.other.receive().read(timeout=1)
+    assert back.same_tokens(t)
+    assert (back.num_pages, back.page_pool.flags.writeable) == (6, True)
+    assert len(pair.receiver.regions) == 1  # the block of its tables
+    packed = np.arange(64, dtype=np.uint8)
+    sizes: dict[str, Any] = {"dtype": "int4", "page_size": 4, "num_heads": 2, "head_dim": 8}
+    t = hw.BlockPagedTensor(packed, block_table=[1], seq_ptr=[0, 1], seq_lens=[3], **sizes)
+    pair.one.register(packed)
+    pair.one.send(pair.peer, t)
+    assert pair.other.receive().read(timeout=1) == t
+
+
 def test_progress_counts_bytes_of_pages() -> None:
     pair, theirs, mine = Pair(), pool_of(9), pool_of(20)
     pair.one.register(theirs), pair.other.register(mine)

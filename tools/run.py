@@ -1,4 +1,4 @@
-"""Set up what is needed and run something: `python3 tools/run.py demo | test | lint | fixtures | examples`.
+"""Set up and run: `python3 tools/run.py demo | test | lint | fixtures | examples | transports`, one or several.
 
 In a fresh clone or a used one. Needs nothing but Python 3.11 or newer. Makes `.venv` beside the project once for
 each state of pyproject.toml, with the project installed in place.
@@ -10,6 +10,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import tomllib
 import venv
 from collections.abc import Callable
 from pathlib import Path
@@ -74,12 +75,27 @@ def examples() -> None:
             python(str(path))
 
 
+def transports() -> None:
+    """NIXL and Mooncake beside the project, then a cache moved over every engine, and their tests."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    install = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    # NIXL names torch and builds for two CUDAs as its dependencies, gigabytes of which arrays in host memory need
+    # nothing: its plain package and one build serve.
+    python(*install, "--no-deps", "nixl==1.5.1", "nixl-cu12==1.5.1")
+    python(*install, *extras["mooncake"])
+    if subprocess.run([BIN / "python", "-c", "import mooncake.engine"], capture_output=True, check=False).returncode:
+        print("Mooncake needs libraries of the system; on Debian: apt-get install libibverbs1 libnuma1", flush=True)
+    python("examples/transports.py")
+    python("-m", "pytest", "-rs", "tests/test_transports_real.py")
+
+
 JOBS: dict[str, Callable[[], None]] = {
     "demo": demo,
     "test": test,
     "lint": lint,
     "fixtures": fixtures,
     "examples": examples,
+    "transports": transports,
 }
 
 

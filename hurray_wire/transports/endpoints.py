@@ -83,7 +83,7 @@ class Endpoint:
         """The end of a `Registration`: what was offered out of it is withdrawn first."""
         for outgoing in [o for o in self._outgoing.values() if o.uses(region)]:
             outgoing.cancel()
-        if not self._closed:
+        if not self._closed and not self._stuck:  # what an engine may write to still stays where it is
             self.memory.remove(number)
 
     def check_registered(self, addresses: Int64Array, nbytes: int) -> None:

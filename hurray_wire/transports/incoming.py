@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from hurray_wire.arrays import as_bytes
@@ -9,6 +10,7 @@ from hurray_wire.descriptor import TensorDescriptor
 from hurray_wire.errors import Code, TransferError
 from hurray_wire.forms import PREFIX_BYTES, Form, identify
 from hurray_wire.inspection import Inspection, inspection_of
+from hurray_wire.memory import allocated
 from hurray_wire.options import DecodeOptions
 from hurray_wire.receiving import described_header
 from hurray_wire.tensor import BlockPagedTensor
@@ -98,6 +100,21 @@ class Incoming:
                 the ids to discard.
         """
         return self.start(pool, page_ids, held=held).wait(timeout)
+
+    def read(self, *, timeout: float | None = None) -> BlockPagedTensor:
+        """The tensor over a pool of its own, which is registered for this transfer alone: `read_into` serves better.
+
+        Raises:
+            As `read_into`.
+        """
+        descriptor, layout = self.descriptor, self.descriptor.layout
+        memory = allocated(descriptor.buffers[0].byte_size, self.options.alloc)
+        pool: Any = memory
+        if not descriptor.dtype.is_flat and descriptor.dtype.numpy is not None:
+            shape = (layout.num_pages, layout.page_size, *descriptor.shape[1:])
+            pool = memory.view(descriptor.dtype.numpy).reshape(shape)
+        with self._endpoint.register(memory) if memory.size else nullcontext():
+            return self.read_into(pool, range(layout.num_pages), timeout=timeout)
 
     def decline(self, reason: str = "declined") -> None:
         """Do not read it; the sender is told why."""
