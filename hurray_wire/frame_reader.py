@@ -231,15 +231,29 @@ def _verified(head: Head, kind: int, fetch: Fetch) -> bytes | None:
 
 def verify_section(head: Head, index: int, stored: Bytes | bytes) -> None:
     """Hold a section's stored bytes to its checksum, where it has one."""
+    verify_pieces(head, index, (stored,))
+
+
+def verify_pieces(head: Head, index: int, stored: Sequence[Bytes | bytes | memoryview]) -> None:
+    """Hold a section whose stored bytes lie in pieces to its checksum, where it has one."""
     entry = head.table.records[index]
     if not entry.flags & _CHECKSUM:
         return
-    found, stated = xxhash.xxh3_64_intdigest(stored), head.checksums[index]
+    found, stated = _digest(stored), head.checksums[index]
     if found != stated:
         kind = entry.kind
         name = SectionKind(kind).name.lower() if kind in set(SectionKind) else f"kind {kind:#04x}"
         offset = head.base + entry.offset
         raise ChecksumError(f"{name}: {differ(found, stated)}", where=f"sections[{index}]", offset=offset)
+
+
+def _digest(pieces: Sequence[Bytes | bytes | memoryview]) -> int:
+    if len(pieces) == 1:
+        return xxhash.xxh3_64_intdigest(pieces[0])
+    digest = xxhash.xxh3_64()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.intdigest()
 
 
 def _descriptor(data: bytes, offset: int, options: DecodeOptions) -> TensorDescriptor:

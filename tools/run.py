@@ -25,6 +25,8 @@ class Environment(NamedTuple):
     extras: str = "dev"
     pins: str = ""
     """A file of exact versions that are installed first: a range would take whatever is newest, torch for CUDA."""
+    alone: tuple[str, ...] = ()
+    """Packages without what they ask for."""
 
     def ready(self) -> Path:
         """Its interpreter, set up where that has not been done."""
@@ -32,7 +34,8 @@ class Environment(NamedTuple):
         interpreter = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
         pins = [ROOT / "tools" / self.pins] if self.pins else []
         made_of = b"".join(path.read_bytes() for path in (ROOT / "pyproject.toml", *pins))
-        state = hashlib.sha256(made_of + self.extras.encode() + sys.version.encode()).hexdigest()
+        made_of += repr((self.extras, self.alone, sys.version)).encode()
+        state = hashlib.sha256(made_of).hexdigest()
         stamp = folder / "installed-for"
         if stamp.is_file() and stamp.read_text() == state:
             return interpreter
@@ -42,6 +45,8 @@ class Environment(NamedTuple):
         for path in pins:
             run(*install, "--requirement", path)
         run(*install, "--editable", f".[{self.extras}]")
+        if self.alone:
+            run(*install, "--no-deps", *self.alone)
         stamp.write_text(state)
         return interpreter
 
@@ -57,6 +62,8 @@ class Environment(NamedTuple):
 PLAIN = Environment(".venv")
 MODEL = Environment(".venv-model", pins="model-pins.txt")
 STORES = Environment(".venv-stores", "dev,stores")
+# NIXL asks for torch and builds for two CUDAs, gigabytes of which arrays in host memory need nothing.
+TRANSPORTS = Environment(".venv-transports", "dev,mooncake", alone=("nixl==1.5.1", "nixl-cu12==1.5.1"))
 
 
 def run(*command: str | Path) -> None:
@@ -127,6 +134,15 @@ def stores() -> None:
     STORES.pytest("-rs", *tests_that_name("integrations.redis", "integrations.fsspec", "integrations.ray"))
 
 
+def transports() -> None:
+    """A cache moved over NIXL, Mooncake and sockets, and the tests of those engines."""
+    python = TRANSPORTS.ready()
+    if subprocess.run([python, "-c", "import mooncake.engine"], capture_output=True, check=False).returncode:
+        print("Mooncake needs libraries of the system; on Debian: apt-get install libibverbs1 libnuma1", flush=True)
+    TRANSPORTS.python("examples/transports.py")
+    TRANSPORTS.python("-m", "pytest", "-rs", "tests/test_transports_real.py")
+
+
 JOBS: dict[str, Callable[[], None]] = {
     "demo": demo,
     "parsers": parsers,
@@ -137,6 +153,7 @@ JOBS: dict[str, Callable[[], None]] = {
     "model": model,
     "model-tests": model_tests,
     "stores": stores,
+    "transports": transports,
 }
 
 

@@ -20,6 +20,7 @@ from measure import Results
 from operations import operations
 from peers import peers
 from stores import files_elsewhere, ray_objects, redis_values
+from transport_groups import transfers
 from vllm_folder import vllm
 
 import hurray_wire as hw
@@ -339,4 +340,5 @@ GROUPS: dict[str, Callable[[Results, bool], None]] = {
     "ray": ray_objects,
     "lmcache": lmcache,
     "vllm": vllm,
+    "transfers": transfers,
 }
