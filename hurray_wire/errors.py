@@ -22,6 +22,7 @@ __all__ = [
     "LimitError",
     "MismatchError",
     "StoreError",
+    "TransferError",
     "TruncatedError",
     "UnsupportedError",
     "Violation",
@@ -124,6 +125,14 @@ class Code(StrEnum):
 
     # StoreError
     STORE = "store"
+
+    # TransferError
+    PEER_LOST = "peer_lost"
+    MEMORY_REFUSED = "memory_refused"
+    WITHDRAWN = "withdrawn"
+    DECLINED = "declined"
+    CANCELLED = "cancelled"
+    TRANSFER_FAILED = "transfer_failed"
 
 
 UNSUPPORTED_CODES = frozenset({Code.VERSION, Code.LAYOUT, Code.DTYPE, Code.SCHEME, Code.DYNAMIC})
@@ -287,6 +296,12 @@ class StoreError(HurrayWireError, OSError):
     def __init__(self, message: str, *, where: str = "", cause: BaseException | None = None) -> None:
         super().__init__(message, where=where)
         self.errno = getattr(cause, "errno", None)
+
+
+class TransferError(HurrayWireError):
+    """A transfer engine did not bring the bytes: nothing is known to be wrong with them, but they are not all here."""
+
+    default_code = Code.TRANSFER_FAILED
 
 
 def located(violation: Violation, offset: int | None) -> Violation:

@@ -60,6 +60,12 @@ class PagePool:
         first = start * self._scale
         return self._rows[first : first + stop - start].reshape(-1)
 
+    def begin(self) -> tuple[int, int] | None:
+        """Address of the first page, and bytes from one page to the next; None where pages are not whole pieces."""
+        if self._rows is None:
+            return None
+        return int(self._rows.__array_interface__["data"][0]), self.page_bytes * self._scale
+
     def copy_all(self, out: Bytes) -> None:
         """Copy the whole pool into contiguous `out`."""
         if self.page_bytes:

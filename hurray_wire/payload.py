@@ -110,6 +110,30 @@ class PageSource:
         pages = [self._pool.run(page, page + 1) for first, n in spans for page in range(first, first + n)]
         return [page for page in pages if page is not None]
 
+    def addresses(self) -> Int64Array | None:
+        """Where each wire page begins in the pool's own memory, or None where pages do not lie there as on the wire.
+
+        A page that scrubbing changes is not sent from there: see `scrubbed`.
+        """
+        begin = self._pool.begin()
+        if begin is None:
+            flat = None if self._pool.page_bytes else self._pool.flat()  # a pool that goes as one piece
+            return None if flat is None else np.array([flat.__array_interface__["data"][0]])
+        ids = np.arange(self.num_pages) if self._ids is None else self._ids.astype(np.int64)
+        return begin[0] + ids * begin[1]
+
+    def scrubbed(self) -> Int64Array:
+        """The wire pages that have slots to be zeroed on the way out."""
+        if self._owned is None:
+            return np.zeros(0, np.int64)
+        return np.flatnonzero(self._owned != self._page_size)
+
+    def copy_some(self, pages: Int64Array, out: Bytes) -> None:
+        """Copy wire pages, by their numbers, into contiguous `out`, scrubbed."""
+        ids = pages if self._ids is None else self._ids[pages]
+        owned = None if self._owned is None else self._owned[pages]
+        PageSource(self._pool, ids, owned, self._page_size).copy(0, pages.size, out)
+
     def copy(self, start: int, stop: int, out: Bytes) -> None:
         """Copy wire pages `start` to `stop` into contiguous `out`, scrubbed."""
         if not self._pool.page_bytes:

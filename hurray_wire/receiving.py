@@ -72,20 +72,25 @@ def decode_parts(header: Any, buffers: Sequence[Any], **options: Unpack[Decoding
     raw, given = as_bytes(header), [as_bytes(as_array(buffer)) for buffer in buffers]
     if identify(raw[:PREFIX_BYTES].tobytes()) is Form.BARE:
         return BlockPagedTensor.of_parts(_bare_parts(raw, given, chosen))
-    prologue = frame_reader.read_prologue(raw[: PROLOGUE_PLAN.size].tobytes(), 0, chosen.limits)
+    found, small = described_header(raw, chosen)
+    fetch = fetch_from_buffers(found.head, raw, given)
+    _check_buffers(found.descriptor, given)
+    small = small._replace(tables=frame_reader.read_tables(found.head, fetch))
+    frame_reader.check_payload(found, fetch, chosen)
+    return BlockPagedTensor.of_parts(frame_reader.finish(found, small, fetch, chosen))
+
+
+def described_header(raw: Bytes, options: DecodeOptions) -> tuple[frame_reader.Described, frame_reader.Small]:
+    """The first seven stages of a frame whose buffers travel by other means, from its header; tables are not there."""
+    prologue = frame_reader.read_prologue(raw[: PROLOGUE_PLAN.size].tobytes(), 0, options.limits)
     if raw.size < prologue.header_length:
         raise frame_reader.truncated(prologue.header_length, raw.size, 0, "header_length")
     head = frame_reader.read_head(raw[: prologue.header_length].tobytes(), prologue, 0)
     frame_reader.refuse_closing(head)
     _refuse_compressed(head)
-    fetch = _fetch_from_buffers(head, raw, given)
     if raw.size < small_end(head.table):
         raise frame_reader.truncated(small_end(head.table), raw.size, 0, "sections")
-    found, small = frame_reader.describe(head, fetch, chosen, tables=False)
-    _check_buffers(found.descriptor, given)
-    small = small._replace(tables=frame_reader.read_tables(head, fetch))
-    frame_reader.check_payload(found, fetch, chosen)
-    return BlockPagedTensor.of_parts(frame_reader.finish(found, small, fetch, chosen))
+    return frame_reader.describe(head, fetch_from_buffers(head, raw, ()), options, tables=False)
 
 
 def _bare_parts(header: Bytes, given: Sequence[Bytes], options: DecodeOptions) -> Parts:
@@ -117,7 +122,7 @@ def _refuse_compressed(head: frame_reader.Head) -> None:
         raise FrameError(message, code=Code.SECTION_CODEC, where=f"sections[{index}].codec")
 
 
-def _fetch_from_buffers(head: frame_reader.Head, header: Bytes, given: Sequence[Bytes]) -> frame_reader.Fetch:
+def fetch_from_buffers(head: frame_reader.Head, header: Bytes, given: Sequence[Bytes]) -> frame_reader.Fetch:
     """Bytes of the frame as if it lay in one piece; padding between buffers did not travel."""
     starts = []
     for i, buffer in enumerate(given):
@@ -269,7 +274,7 @@ class Destination:
         self.page_bytes = page_bytes
         self._rows = pool.reshape(-1, page_bytes) if flat and page_bytes else pool
         self._lock = Lock()
-        self._done: list[slice] = []
+        self._done: list[slice | Int64Array] = []
 
     def put(self, raw_offset: int, raw_length: int, chunk: Chunk) -> None:
         """Write a run of whole wire pages; they count as written from the moment that the first byte may be."""
@@ -282,12 +287,12 @@ class Destination:
             assert chunk.decode is not None
             place = self._in_place(ids)
             if place is not None:
-                self._note(pages)
+                self.note(pages)
                 chunk.decode(place)
                 return
             raw = allocated(raw_length, None)
             chunk.decode(raw)
-        self._note(pages)
+        self.note(pages)
         self._rows[_run(ids)] = self._typed(raw[:raw_length], ids.size)
 
     def vectors(
@@ -305,16 +310,38 @@ class Destination:
         for start in range(pages.start, pages.stop, step):
             part = slice(start, min(start + step, pages.stop))
             if scratch is None:
-                self._note(part)
+                self.note(part)
                 yield part.start * self.page_bytes, self._memory(self.ids[part]), _nothing
             else:
                 run = scratch[: (part.stop - part.start) * self.page_bytes]
                 yield part.start * self.page_bytes, [memoryview(run)], partial(self._place, part, run)
 
     def _place(self, pages: slice, run: Bytes) -> None:
-        self._note(pages)
+        self.note(pages)
         ids = self.ids[pages]
         self._rows[_run(ids)] = self._typed(run, ids.size)
+
+    def addresses(self) -> Int64Array | None:
+        """Where each wire page begins in the receiver's memory, or None where pages do not lie there as on the wire."""
+        if not self._pieces():
+            return None
+        stride = self._rows.strides[0] if self._rows.shape[0] > 1 else self.page_bytes
+        return self.ids * stride + int(self._rows.__array_interface__["data"][0])
+
+    def memory(self, pages: Int64Array) -> Vector:
+        """The memory of wire pages, where each lies as on the wire; neighbours in one piece."""
+        return self._memory(self.ids[pages]) if pages.size else []
+
+    def fill_held(self, start: int, held: npt.NDArray[np.bool_], out: Bytes) -> None:
+        """Copy the pages that the receiver has already, of a run of wire pages from `start`, to their places in it."""
+        if held.any():
+            self._typed(out, held.size)[held] = self._rows[self.ids[start : start + held.size][held]]
+
+    def put_wanted(self, start: int, wanted: npt.NDArray[np.bool_], run: Bytes) -> None:
+        """Write those pages of a run of wire pages from `start` that the receiver did not have."""
+        pages = np.flatnonzero(wanted) + start
+        self.note(pages)
+        self._rows[self.ids[pages]] = self._typed(run, wanted.size)[wanted]
 
     def _pieces(self) -> bool:
         """Whether each page is one piece of memory as on the wire."""
@@ -329,7 +356,8 @@ class Destination:
         runs = [(int(ids[a]), b - a) for a, b in pairwise(bounds)]
         return [memoryview(self._rows[first : first + n].reshape(-1).view(np.uint8)) for first, n in runs]
 
-    def _note(self, pages: slice) -> None:
+    def note(self, pages: slice | Int64Array) -> None:
+        """Count wire pages as written: from now on they may be."""
         with self._lock:
             self._done.append(pages)
 

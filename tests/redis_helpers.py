@@ -51,3 +51,18 @@ def wait_for(redis: Any, port: int, process: subprocess.Popen[bytes]) -> None:
         except redis.exceptions.ConnectionError:
             time.sleep(0.05)
     pytest.fail("the server does not answer")
+
+
+def module_port() -> Iterator[int]:
+    """A fixture: the port of a server that a module's tests share."""
+    with redis_server() as port:
+        yield port
+
+
+def fresh_client(port: int) -> Iterator[Any]:
+    """A fixture: a client of that server, which has been emptied."""
+    import redis
+
+    with redis.Redis(port=port) as client:
+        client.flushall()
+        yield client

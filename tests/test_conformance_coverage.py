@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from test_conformance import CASES, CORPUS
+from transport_engine import Pair
 
 import hurray_wire as hw
 from hurray_wire import tags
@@ -41,6 +42,23 @@ class Full:
         raise OSError(errno.ENOSPC, "full")
 
 
+def transferred(fault: str) -> None:
+    """A tensor that is offered and read while something happens."""
+    pair, pool, mine = Pair(), np.zeros((2, 2, 1, 4), np.int8), np.zeros((2, 2, 1, 4), np.int8)
+    pair.one.register(pool), pair.other.register(mine)
+    tensor = hw.BlockPagedTensor(pool, block_table=[1], seq_ptr=[0, 1], seq_lens=[1])
+    outgoing = pair.one.send(pair.peer, tensor)
+    incoming = pair.other.receive()
+    if fault in ("declined", "cancelled", "withdrawn"):
+        incoming.decline() if fault == "declined" else outgoing.cancel(timeout=0)
+        pair.other.poll()
+        incoming.start(mine, [0, 1]) if fault == "withdrawn" else outgoing.wait(0)
+    pair.sender.dead = fault == "peer_lost"
+    pair.receiver.switches.refuses = fault == "memory_refused"
+    pair.receiver.switches.fails = fault == "transfer_failed"
+    incoming.read_into(mine, [0, 1])
+
+
 CALLERS: dict[Code, tuple[type[hw.HurrayWireError], Callable[[], Any]]] = {
     Code.SHAPE: (hw.InvalidDescriptorError, lambda: bare(num_heads=3)),
     Code.NUM_PAGES: (hw.InvalidDescriptorError, lambda: hw.BlockPagedLayout(4, 2**64, 0, 2)),
@@ -53,6 +71,12 @@ CALLERS: dict[Code, tuple[type[hw.HurrayWireError], Callable[[], Any]]] = {
     Code.BARE_FORM: (hw.UnsupportedError, lambda: hw.encode(bare(), framing="bare", compression="zstd")),
     Code.STORE: (hw.StoreError, lambda: RedisStore(Full()).put("key", bare())),
     Code.PACKED_POOL: (hw.UnsupportedError, lambda: bare(page_pool=np.zeros((2, 2, 1, 4), np.int8), dtype="int4")),
+    Code.PEER_LOST: (hw.TransferError, lambda: transferred("peer_lost")),
+    Code.MEMORY_REFUSED: (hw.TransferError, lambda: transferred("memory_refused")),
+    Code.WITHDRAWN: (hw.TransferError, lambda: transferred("withdrawn")),
+    Code.DECLINED: (hw.TransferError, lambda: transferred("declined")),
+    Code.CANCELLED: (hw.TransferError, lambda: transferred("cancelled")),
+    Code.TRANSFER_FAILED: (hw.TransferError, lambda: transferred("transfer_failed")),
 }
 """Codes that no bytes provoke; `shape` also has a case, which other implementations may accept."""
 

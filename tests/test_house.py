@@ -42,7 +42,7 @@ ROWS: dict[str, int] = {
             ("bare", "frame_writer", "frame_reader"),
             ("ops", "order", "inspection", "receiving"),
             ("codec", "engines"),
-            ("stream",),
+            ("stream", "transports"),
             ("dump", "testing", "integrations"),
         )
     )
@@ -190,7 +190,7 @@ def test_importing_the_package_is_cheap() -> None:
 
 def exports() -> Iterator[tuple[str, str, Any]]:
     """Room, name and object of every public callable."""
-    for room in ("", "ops", "engines"):
+    for room in ("", "ops", "engines", "transports"):
         module = importlib.import_module(f"hurray_wire.{room}".rstrip("."))
         for name in module.__all__:
             thing = getattr(module, name)
@@ -235,7 +235,8 @@ def every_module() -> list[str]:
 
 def missing(source: str) -> list[str]:
     """Optional libraries that a piece of code asks for and that are not installed."""
-    return [name for name in ("torch", "transformers") if name in source and importlib.util.find_spec(name) is None]
+    optional = ("torch", "transformers", "fsspec")
+    return [name for name in optional if name in source and importlib.util.find_spec(name) is None]
 
 
 def optional_module(name: str) -> ModuleType:

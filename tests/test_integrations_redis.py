@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from redis_helpers import free_port, redis_server
+from redis_helpers import free_port, fresh_client, module_port, redis_server
 from stream_helpers import TENSOR, as_sent, kinds, large, sample
 
 import hurray_wire as hw
@@ -27,19 +27,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    with redis_server() as port:
-        yield port
-
-
-@pytest.fixture
-def client(port: int) -> Iterator[Any]:
-    import redis
-
-    with redis.Redis(port=port) as client:
-        client.flushall()
-        yield client
+port = pytest.fixture(scope="module")(module_port)
+client = pytest.fixture(fresh_client)
 
 
 class Recorder:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from redis_helpers import redis_server
+from redis_helpers import fresh_client, module_port, redis_server
 from stream_helpers import as_sent, large, sample
 
 import hurray_wire as hw
@@ -23,19 +23,8 @@ OLD, NEW = large(0, pages=5), large(1, pages=5)
 PART = 8192
 
 
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    with redis_server() as port:
-        yield port
-
-
-@pytest.fixture
-def client(port: int) -> Iterator[Any]:
-    import redis
-
-    with redis.Redis(port=port) as client:
-        client.flushall()
-        yield client
+port = pytest.fixture(scope="module")(module_port)
+client = pytest.fixture(fresh_client)
 
 
 @pytest.fixture
@@ -210,6 +199,19 @@ def test_a_writing_that_breaks(client: Any, store: RedisStore, there: bool, afte
         with pytest.raises(type(error)):
             RedisStore(Breaking(client, "set", after, error), part_bytes=PART).put("k", NEW)  # type: ignore[arg-type]
         assert sorted(client.keys()) == before
+
+
+def test_a_client_without_transactions(client: Any, store: RedisStore) -> None:
+    class Without(Breaking):
+        def pipeline(self, **options: Any) -> Any:
+            if options:
+                raise NotImplementedError("transaction is deprecated in cluster mode")
+            return client.pipeline(transaction=False)
+
+    store.put("k", OLD)
+    RedisStore(Without(client, "", 0, OSError()), part_bytes=PART).put("k", NEW)
+    assert store.get("k") == NEW
+    assert len(client.keys()) == 6
 
 
 def test_a_commit_that_breaks(client: Any, store: RedisStore) -> None:
@@ -487,7 +489,10 @@ def test_clients_without_a_socket_of_their_own(client: Any) -> None:
 
         def get_connection(self, command: str) -> Any:
             assert command == "GET"
-            return client.connection_pool.get_connection()
+            try:
+                return client.connection_pool.get_connection()
+            except TypeError:  # the client is such a one
+                return client.connection_pool.get_connection(command)
 
         def release(self, connection: Any) -> None:
             client.connection_pool.release(connection)

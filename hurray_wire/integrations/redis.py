@@ -115,12 +115,18 @@ class RedisStore:
         """Make the parts last and name them, in one transaction; gives what stood there before."""
         if names and self._client.exists(*names) != len(names):
             raise StoreError(f"key {key!r} was not written: the server dropped some of its parts", where="put")
-        with self._client.pipeline(transaction=True) as pipe:
+        with self._transaction() as pipe:
             for name in names:
                 pipe.persist(name) if ttl_ms is None else pipe.pexpire(name, ttl_ms + _MARGIN_MS)
             pipe.set(key, record.sealed(), px=ttl_ms, get=True)
             old = pipe.execute()[-1]
         return None if old is None else bytes(old)
+
+    def _transaction(self) -> Any:
+        try:
+            return self._client.pipeline(transaction=True)
+        except Exception:  # a cluster's client of before 2025 has none: the parts last, then the key names them
+            return self._client.pipeline()
 
     def _remove(self, names: Sequence[bytes]) -> None:
         if names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,14 @@ def tensor_of(pool: npt.NDArray[Any], entries: int = 512, num_seqs: int = 64, **
     return hw.BlockPagedTensor(
         pool, block_table=table, seq_ptr=ptr, seq_lens=lens, kv_role="key", layer_index=3, **options
     )
+
+
+def copy_of(payload: Any) -> Callable[[], object]:
+    """A warm memory copy of the payload into a reused buffer: the yardstick W."""
+    source = np.ascontiguousarray(payload).reshape(-1).view(np.uint8)
+    target = np.empty_like(source)
+    target[:] = source
+    return lambda: np.copyto(target, source)
 
 
 def snapshot_chunks() -> list[npt.NDArray[np.uint16]]:

@@ -1,0 +1,1 @@
+"""Parts of `examples/transformers_prefill_decode.py`."""

@@ -1,0 +1,334 @@
+"""One transfer under way: tables and scales first, all checks, then the pages, verified while others still come.
+
+A generator does the work and yields while it waits; `poll` takes a step. Pages go straight to where the receiver wants
+them, in batches of whole chunks, several on their way at a time. A chunk is hashed where it has landed, by threads,
+while the engine brings the next: nothing that the peer does afterwards can change it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from hurray_wire import frame_reader
+from hurray_wire.arrays import Bytes, as_bytes
+from hurray_wire.assembly import Parts
+from hurray_wire.compression import default_threads
+from hurray_wire.errors import Code, TransferError
+from hurray_wire.indices import Int64Array
+from hurray_wire.receiving import destination, fetch_from_buffers, tables_only
+from hurray_wire.tags import SectionKind
+from hurray_wire.tensor import BlockPagedTensor
+from hurray_wire.transports.memory import Block, Held
+from hurray_wire.transports.messages import Kind
+from hurray_wire.transports.runs import Runs, merged, unfolded, wire_pages
+
+if TYPE_CHECKING:
+    from hurray_wire.transports.endpoints import Endpoint
+    from hurray_wire.transports.incoming import Incoming
+
+BATCH_BYTES = 8 << 20
+"""Whole chunks that are asked for together: an engine's stride, and short enough to be hashed while more come."""
+WINDOW = 4
+"""Batches on their way at a time."""
+_ALIGNMENT = 64
+
+Steps = Generator[bool, None, Any]
+"""Yields True where something went forward, False where it waits for the engine."""
+
+
+class Batch(NamedTuple):
+    """Chunks that are read together: their sections, and the wire pages in them."""
+
+    rows: range
+    start: int
+    stop: int
+
+
+class Posted(NamedTuple):
+    """A batch on its way: the engine's work, its bytes, and the block it lands in where the pages cannot take it."""
+
+    batch: Batch
+    work: Any
+    nbytes: int
+    block: Block | None
+
+
+class Reading:
+    """A tensor on its way into the receiver's pages.
+
+    Example:
+        >>> import numpy as np
+        >>> import hurray_wire as hw
+        >>> from hurray_wire import transports
+        >>> theirs, mine = np.ones((4, 2, 1, 8), np.float16), np.zeros((9, 2, 1, 8), np.float16)
+        >>> t = hw.BlockPagedTensor(theirs, block_table=[2], seq_ptr=[0, 1], seq_lens=[2])
+        >>> with transports.endpoint("socket") as one, transports.endpoint("socket") as other:
+        ...     peer, _ = one.connect(other.address), other.connect(one.address)
+        ...     registrations = one.register(theirs), other.register(mine)
+        ...     outgoing = one.send(peer, t, pages="live")
+        ...     reading = other.receive(timeout=10).start(mine, [7])
+        ...     while not reading.poll():
+        ...         pass
+        ...     reading.progress, reading.result().block_table.tolist()
+        ((32, 32), [7])
+    """
+
+    def __init__(self, endpoint: Endpoint, incoming: Incoming, pool: Any, page_ids: Any, held: Any) -> None:
+        self._endpoint = endpoint
+        self._incoming = incoming
+        self._options = incoming.options
+        found = incoming.found
+        self._target = destination(found.descriptor, pool, page_ids)
+        self._addresses = self._target.addresses()
+        width = found.descriptor.page_bytes
+        if self._addresses is not None and width and self._addresses.size:
+            endpoint.check_registered(self._addresses, width)
+        self._wanted = ~wire_pages(held, found.descriptor.layout.num_pages)
+        offer = incoming.offer
+        self._sources = unfolded(offer.first, offer.pages, width)
+        self._total = int(self._wanted.sum()) * width
+        self._came = 0
+        self._posted: deque[Posted] = deque()
+        self._blocks: list[Block] = []
+        self._hashing: deque[Future[None]] = deque()
+        self._threads: ThreadPoolExecutor | None = None
+        self._result: BlockPagedTensor | None = None
+        self._error: BaseException | None = None
+        self._steps: Steps = self._run()
+
+    # What the caller sees.
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Bytes of pages that have come, and of all that are to come."""
+        return self._came, self._total
+
+    @property
+    def pages_written(self) -> Int64Array:
+        """The receiver's ids whose pages may have been written so far; until `result`, none of them is to be used."""
+        return self._target.written()
+
+    def poll(self) -> bool:
+        """Take a step without waiting; True when it has ended well.
+
+        Raises:
+            As `Incoming.read_into`; the reading has then been given up.
+        """
+        self._step()
+        return self._result is not None
+
+    def result(self) -> BlockPagedTensor:
+        """The tensor over the receiver's pool.
+
+        Raises:
+            ValueError: it has not ended. All else as `poll`.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._result is None:
+            raise ValueError("the tensor is still on its way: poll, or wait")
+        return self._result
+
+    def wait(self, timeout: float | None = None) -> BlockPagedTensor:
+        """The tensor, waited for at most so many seconds; after a timeout the reading has been given up.
+
+        Raises:
+            As `Incoming.read_into`.
+        """
+        try:
+            self._endpoint.until(self._stepped, timeout, "the tensor is still on its way")
+        except BaseException as error:  # of the wait itself: a timeout, an interrupt
+            if self._error is None:
+                self._fail(error)
+            raise
+        return self.result()
+
+    def _stepped(self) -> bool | None:
+        """Whether it has ended; None asks to be called again at once."""
+        forward = self._step()
+        return True if self._result is not None else None if forward else False
+
+    def cancel(self) -> None:
+        """Give it up: `pages_written` are to be discarded; the sender is told."""
+        if self._result is None and self._error is None:
+            self._fail(TransferError("stopped by this end", code=Code.CANCELLED, where="transfer"))
+
+    # The work.
+
+    def _step(self) -> bool:
+        if self._error is not None:
+            raise self._error
+        if self._result is not None:
+            return True
+        try:
+            self._endpoint.poll()
+            if self._incoming.withdrawn:
+                message = f"{self._incoming.peer} has taken it back"
+                raise TransferError(message, code=Code.WITHDRAWN, where="transfer")
+            return next(self._steps)
+        except StopIteration as ended:
+            self._result = ended.value
+            self._close()
+            self._incoming.finish(Kind.DONE)
+            return True
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        """Stop the engine, then say which pages may have been written."""
+        self._error = error
+        self._steps.close()
+        left = [posted for posted in self._posted if posted.work is not _NOTHING]
+        self._blocks = [block for block in self._blocks if block not in [posted.block for posted in left]]
+        if self._endpoint.abandon([Held(posted.work, posted.block, self._target.pool) for posted in left]):
+            error.add_note("the engine has not let go of these pages: it may write until the endpoint is closed")
+        self._posted.clear()
+        self._close()
+        written = self._target.written()
+        error.pages_written = written  # type: ignore[attr-defined]  # TimeoutError and interrupts too
+        kind = Kind.STOPPED if self._incoming.withdrawn else Kind.DECLINED
+        self._incoming.finish(kind, str(error) or type(error).__name__)
+
+    def _close(self) -> None:
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=True, cancel_futures=True)
+        self._hashing.clear()
+        for block in self._blocks:
+            block.release()
+        self._blocks.clear()
+
+    def _run(self) -> Steps:
+        parts = yield from self._tables()
+        yield from self._pages()
+        return BlockPagedTensor.of_parts(self._target.adopted(parts))
+
+    def _tables(self) -> Steps:
+        """Tables and scales, and every check that needs no page."""
+        found, small, offer = self._incoming.found, self._incoming.small, self._incoming.offer
+        sizes = [handle.byte_size for handle in found.descriptor.buffers[1:]]
+        offsets = np.cumsum([0] + [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes])
+        block = self._endpoint.memory.take(int(offsets[-1]))
+        self._blocks.append(block)
+        there = [i for i, size in enumerate(sizes) if size]
+        source = np.array([offer.buffers[i] for i in there], np.int64)
+        target = block.address + offsets[there].astype(np.int64)
+        runs = Runs(source, target, np.array([sizes[i] for i in there], np.int64))
+        for access in offer.access:
+            self._endpoint.engine.admit(self._incoming.peer, access)
+        if there:
+            work = self._endpoint.engine.post(self._incoming.peer, runs)
+            self._posted.append(Posted(Batch(range(0), 0, 0), work, 0, block))
+            yield from self._arrived()
+        given = [block.bytes[at : at + size] for at, size in zip(offsets.tolist(), sizes, strict=False)]
+        return self._checked(small, given)
+
+    def _checked(self, small: frame_reader.Small, given: Sequence[Bytes]) -> Parts:
+        found = self._incoming.found
+        copies = [as_bytes(buffer.tobytes()) for buffer in given]  # the block is used again
+        fetch = fetch_from_buffers(found.head, as_bytes(self._incoming.offer.header), [_NO_POOL, *copies])
+        small = small._replace(tables=frame_reader.read_tables(found.head, fetch))
+        frame_reader.check_payload(found, fetch, self._options, pool=False)
+        return self._target.mappable(tables_only(found, small, fetch, self._options))
+
+    def _pages(self) -> Steps:
+        """Batch after batch; those that have come are hashed while others come."""
+        waiting = deque(self._batches())
+        total = self._incoming.found.descriptor.buffers[0].byte_size
+        helpers = default_threads(total, self._options.threads) - 1
+        if helpers and self._options.verify:
+            self._threads = ThreadPoolExecutor(helpers, thread_name_prefix="hurray_wire transfer")
+        while waiting or self._posted:
+            while waiting and len(self._posted) < WINDOW:
+                self._post(waiting.popleft())
+                self._collect()
+                yield True
+            yield from self._arrived()
+        while self._hashing:
+            self._hashing.popleft().result()
+
+    def _arrived(self) -> Steps:
+        """Wait for the first of the batches on their way, and have it verified."""
+        posted = self._posted[0]
+        while posted.work is not _NOTHING and not self._endpoint.engine.poll(posted.work):
+            self._collect()
+            yield False
+        self._posted.popleft()
+        self._came += posted.nbytes
+        if len(posted.batch.rows):
+            self._land(posted)
+        yield True
+
+    def _batches(self) -> list[Batch]:
+        """The pool's chunks, as many together as make a batch."""
+        found = self._incoming.found
+        rows = found.head.table.kinds.get(int(SectionKind.PAGE_POOL), slice(0, 0))
+        width = found.descriptor.page_bytes
+        if not width or rows.start == rows.stop:
+            return []
+        entries = [found.head.table.records[row] for row in range(rows.start, rows.stop)]
+        ends = np.array([entry.raw_offset + entry.raw_length for entry in entries], np.int64)
+        cuts = np.flatnonzero(np.diff(ends // BATCH_BYTES)) + 1
+        bounds = [0, *cuts.tolist(), len(entries)]
+        return [
+            Batch(range(rows.start + a, rows.start + b), entries[a].raw_offset // width, int(ends[b - 1]) // width)
+            for a, b in pairwise(bounds)
+        ]
+
+    def _post(self, batch: Batch) -> None:
+        """Ask for the pages of a batch that are wanted; they count as written from now on."""
+        width = self._incoming.found.descriptor.page_bytes
+        pages = np.flatnonzero(self._wanted[batch.start : batch.stop]) + batch.start
+        block = None
+        if self._addresses is None:
+            block = self._endpoint.memory.take((batch.stop - batch.start) * width)
+            target = block.address + (pages - batch.start) * width
+        else:
+            target = self._addresses[pages]
+            self._target.note(pages)
+        runs = merged(self._sources[pages], target, width)
+        work = self._endpoint.engine.post(self._incoming.peer, runs) if pages.size else _NOTHING
+        self._posted.append(Posted(batch, work, pages.size * width, block))
+
+    def _land(self, posted: Posted) -> None:
+        """Verify a batch that has come, and place it if it is not in place."""
+        if self._threads is not None:
+            self._hashing.append(self._threads.submit(self._verify, posted))
+        elif self._options.verify or posted.block is not None:
+            self._verify(posted)
+
+    def _collect(self) -> None:
+        """The outcome of what has been hashed: an error is raised as soon as it is known."""
+        while self._hashing and self._hashing[0].done():
+            self._hashing.popleft().result()
+
+    def _verify(self, posted: Posted) -> None:
+        found, width = self._incoming.found, self._incoming.found.descriptor.page_bytes
+        batch, block = posted.batch, posted.block
+        if block is not None:
+            self._blocks.append(block)  # given back with the others, however this ends
+            self._target.fill_held(batch.start, ~self._wanted[batch.start : batch.stop], block.bytes)
+        if self._options.verify:
+            for row in batch.rows:
+                entry = found.head.table.records[row]
+                start, stop = (n // width for n in (entry.raw_offset, entry.raw_offset + entry.raw_length))
+                if block is not None:
+                    pieces = [memoryview(block.bytes[(start - batch.start) * width : (stop - batch.start) * width])]
+                else:
+                    pieces = self._target.memory(np.arange(start, stop))
+                frame_reader.verify_pieces(found.head, row, pieces)
+        if block is not None:
+            self._target.put_wanted(batch.start, self._wanted[batch.start : batch.stop], block.bytes)
+            block.release()
+
+
+_NO_POOL: Bytes = np.zeros(0, np.uint8)
+_NOTHING = object()
+"""The work of a batch of which nothing is wanted."""
