@@ -172,7 +172,7 @@ def describe(head: Head, fetch: Fetch, options: DecodeOptions, *, tables: bool =
     small = _read_small(head, fetch, tables)
     offset = head.base + head.table.first(_DESCRIPTOR).offset
     descriptor = _descriptor(small.descriptor, offset, options)
-    cover = covered(head.table, descriptor, head.base)
+    cover = covered(head.table, descriptor.extents, head.base)
     check_frame_length(head.prologue.frame_length, cover.end, cover.alignment, head.base)
     options.limits.check("decoded_bytes", descriptor.total_bytes, "buffers", offset + FRONT_PLAN.size)
     metadata = _metadata(head, small, descriptor)

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from hurray_wire.descriptor import TensorDescriptor
 from hurray_wire.errors import Code, FrameError
 from hurray_wire.structs.frame import CHECKSUM_PLAN, PROLOGUE_PLAN, SECTION_PLAN
 from hurray_wire.tags import MAX_FRAME_ALIGNMENT, MIN_ALIGNMENT, Codec, Filter, SectionFlag, SectionKind
@@ -34,6 +33,7 @@ _DESCRIPTOR, _SEQ_LENS, _METADATA = int(SectionKind.DESCRIPTOR), int(SectionKind
 _ALWAYS_CHECKED = (_DESCRIPTOR, _SEQ_LENS, _METADATA, int(SectionKind.BLOCK_TABLE), int(SectionKind.SEQ_PTR))
 
 Entries = npt.NDArray[Any]
+Extents = tuple[tuple[int, ...], tuple[int, ...], int]
 Mask = npt.NDArray[np.bool_]
 
 
@@ -112,7 +112,7 @@ class SectionTable:
     """The rows without a checksum."""
     small: dict[int, tuple[Stored, ...]]
     """Where the bytes lie of each kind that is always copied and verified."""
-    covers: dict[Any, Cover] = field(default_factory=dict)
+    covers: dict[Extents, Cover] = field(default_factory=dict)
     """What `covered` has found about descriptors that came with this table."""
 
     def rows(self, kind: int) -> Entries:
@@ -398,19 +398,23 @@ class Cover(NamedTuple):
     end: int
 
 
-def covered(table: SectionTable, descriptor: TensorDescriptor, base: int) -> Cover:
+def covered(table: SectionTable, extents: Extents, base: int) -> Cover:
     """Stage 6: each buffer covered without gap or overlap, the pool by whole pages, every offset the lawful one.
 
-    Asked once for each table and what a descriptor says of buffers: of 160 frames of a cache, 159 ask in vain.
+    Found once for each table and extents: layer after layer of a cache comes with the same.
+
+    Args:
+        extents: of the descriptor's buffers their sizes and alignments in bytes, and the bytes of one page, 0 where a
+            page does not end with a byte.
 
     Raises:
         FrameError: `section_kind`, `section_cover`, `section_offset`.
     """
-    found = table.covers.get(descriptor.extents)
+    found = table.covers.get(extents)
     if found is None:
-        found = _covered(table, *descriptor.extents, base)
+        found = _covered(table, *extents, base)
         if len(table.covers) < _SEEN_COVERS:
-            table.covers[descriptor.extents] = found
+            table.covers[extents] = found
     return found
 
 

@@ -42,7 +42,8 @@ ROWS: dict[str, int] = {
             ("bare", "frame_writer", "frame_reader"),
             ("ops", "order", "inspection", "receiving"),
             ("codec", "engines"),
-            ("stream", "transports"),
+            ("stream",),
+            ("transports",),
             ("dump", "testing", "integrations"),
         )
     )
@@ -53,7 +54,6 @@ ONLY_IN: dict[str, set[str]] = {
     "construct": {"structs.descriptor", "structs.frame", "structs.fused"},
     "zstandard": {"compression"},
     "xxhash": {
-        "sections",
         "frame_reader",
         "frame_writer",
         "stream.incoming",

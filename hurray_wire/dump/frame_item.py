@@ -180,7 +180,7 @@ def _read_cover(item: Item) -> None:
     if head is None or descriptor is None or head.closing:
         return
     with item.stage(Stage.FIT):
-        item.cover = covered(head.table, descriptor, head.base)
+        item.cover = covered(head.table, descriptor.extents, head.base)
         check_frame_length(head.prologue.frame_length, item.cover.end, item.cover.alignment, head.base)
         LIMITS.check("decoded_bytes", sum(descriptor.sizes), "buffers", item.descriptor_offset)
 
