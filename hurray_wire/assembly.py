@@ -493,11 +493,11 @@ def _placed(
     if offsets is None:
         return violations
     starts = offsets()
-    fields = {span.path: span.offset for span in descriptor.spans(starts.get("descriptor", 0))}
+    fields = descriptor.offsets(starts.get("descriptor", 0))
     placed = []
     for violation in violations:
         start = starts.get(violation.where.partition("[")[0])
-        at = fields.get(violation.where) if start is None else start + (violation.index or 0) * width
+        at = fields.find(violation.where) if start is None else start + (violation.index or 0) * width
         placed.append(located(violation, at))
     return placed
 

@@ -30,6 +30,7 @@ from hurray_wire.structs.descriptor import (
     HEAD_PLAN,
     STATISTICS_PLAN,
     Fields,
+    Offsets,
     build_descriptor,
     descriptor_bytes,
     descriptor_spans,
@@ -212,6 +213,10 @@ class TensorDescriptor:
     def spans(self, base: int = 0) -> list[Span]:
         """Every field of the descriptor's bytes, which begin at `base`, those of a tolerated one too."""
         return descriptor_spans(self._encoded, base)
+
+    def offsets(self, base: int = 0) -> Offsets:
+        """Where each field stands, by its path, in bytes that begin at `base`: quicker than `spans`."""
+        return Offsets(self._encoded, base)
 
     @staticmethod
     def decode(data: Any, *, strict: bool = True) -> TensorDescriptor:
@@ -418,11 +423,9 @@ def _decode(data: bytes, base: int, strict: bool) -> TensorDescriptor:
 
 def _placed(violations: list[Violation], data: bytes, base: int) -> list[Violation]:
     """The violations with the absolute offsets of their fields."""
-    offsets: dict[str, int] = {}
-    for span in descriptor_spans(data, base):
-        offsets.setdefault(span.path, span.offset)
-        offsets.setdefault(span.path.partition(".")[0], span.offset)  # a whole table
-    return [located(v, offsets.get(v.where, base + len(data))) for v in violations]
+    offsets = Offsets(data, base)
+    found = ((v, offsets.find(v.where)) for v in violations)
+    return [located(v, base + len(data) if offset is None else offset) for v, offset in found]
 
 
 def _from_fields(fields: Fields, data: bytes, violations: tuple[Violation, ...]) -> TensorDescriptor:

@@ -109,10 +109,44 @@ class SectionTable:
         return self.records[self.kinds[kind].start]
 
 
-_seen: dict[int, tuple[bytes, SectionTable]] = {}
 _SEEN_TABLES = 256
 _SEEN_SECTIONS = 1024
 """Longer tables are not remembered: memory is not a sender's to fill."""
+_SEEN_ALTOGETHER = 16384
+"""Sections of all tables that are remembered, about 300 bytes each."""
+
+
+class _Seen:
+    """Tables that kept the rules, by their bytes; all are forgotten when they become too many."""
+
+    def __init__(self) -> None:
+        self._tables: dict[int, tuple[bytes, SectionTable]] = {}
+        self._sections = 0
+
+    def find(self, digest: int, key: bytes) -> SectionTable | None:
+        """The table of these bytes: a digest can be forged, the bytes cannot."""
+        found = self._tables.get(digest)
+        return found[1] if found is not None and found[0] == key else None
+
+    def keep(self, digest: int, key: bytes, table: SectionTable) -> None:
+        """Remember a table, if it is not a long one."""
+        count = len(table.entries)
+        if count > _SEEN_SECTIONS:
+            return
+        if len(self._tables) >= _SEEN_TABLES or self._sections + count > _SEEN_ALTOGETHER:
+            self.forget()
+        self._tables[digest] = (key, table)
+        self._sections += count
+
+    def forget(self) -> None:
+        """Of every table, here and in what was found out about it."""
+        self._tables.clear()
+        self._sections = 0
+        _absent.cache_clear()
+        _covered.cache_clear()
+
+
+_seen = _Seen()
 
 
 class _Records(Sequence[Any]):
@@ -151,15 +185,10 @@ def read_table(header: bytes, frame_length: int, base: int) -> tuple[SectionTabl
     checksums = words[:, 5]
     key = words[:, :5].tobytes() + frame_length.to_bytes(8, "little")
     digest = xxhash.xxh3_64_intdigest(key)
-    seen = _seen.get(digest)
-    if seen is not None and seen[0] == key:  # a digest can be forged, the bytes cannot
-        table = seen[1]
-    else:
+    table = _seen.find(digest, key)
+    if table is None:
         table = _checked(np.frombuffer(header, SECTION_DTYPE, count, PROLOGUE_PLAN.size), frame_length, base)
-        if count <= _SEEN_SECTIONS:
-            if len(_seen) >= _SEEN_TABLES:
-                _seen.clear()
-            _seen[digest] = (key, table)
+        _seen.keep(digest, key, table)
     _check_absent_checksums(table, checksums, base)
     return table, checksums
 

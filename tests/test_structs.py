@@ -147,6 +147,24 @@ def test_a_cut_descriptor_shows_the_fields_that_are_there(data: bytes, cut: int)
         )
 
 
+@settings(max_examples=200)
+@given(data=descriptors(), cut=st.integers(0, 400), base=st.sampled_from((0, 7, 2**40)))
+def test_an_error_finds_the_places_of_the_spans(data: bytes, cut: int, base: int) -> None:
+    for part in (data, data[:cut]):
+        spans = declared.descriptor_spans(part, base)
+        places = dict(reversed([(span.path, span.offset) for span in spans]))
+        tables = {span.path.partition(".")[0]: span.offset for span in reversed(spans)}
+        offsets = declared.Offsets(part, base)
+        judged = (
+            spans if declared.parse_descriptor(data).buffers is not None else spans[: len(declared.HEAD_PLAN.fields)]
+        )
+        for span in judged:
+            table = span.path.partition(".")[0]
+            assert offsets.find(span.path) == places[span.path]
+            assert offsets.find(table) in (tables[table], None if table == "quantization" else tables[table])
+        assert offsets.find("layout.nothing") is None
+
+
 @pytest.mark.parametrize("base", [0, 1, 4096, 2**40])
 def test_spans_are_absolute(base: int) -> None:
     for data in DESCRIPTORS:

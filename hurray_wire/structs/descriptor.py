@@ -203,6 +203,10 @@ def quantization_plan(scheme_tag: int, length: int) -> Plan:
     return Plan(QUANTIZATION, Container(length=length, scheme_tag=scheme_tag))
 
 
+MOST_BUFFERS = 16
+"""Handles that are read. No layout has so many: what is behind them is not looked for."""
+
+
 @lru_cache(maxsize=256)
 def _tail_groups(buffer_count: int, flags: int, scheme_tag: int, length: int) -> Groups:
     scheme = Container(length=length, scheme_tag=scheme_tag)
@@ -212,6 +216,8 @@ def _tail_groups(buffer_count: int, flags: int, scheme_tag: int, length: int) ->
 def _tail_of(data: bytes, front: Record) -> tuple[Groups, str, Record | None]:
     """The plan of what follows the front; of a quantisation section that cannot be read, its path and its start."""
     flags = front.flags & _KNOWN_FLAGS
+    if front.buffer_count > MOST_BUFFERS:
+        return _tail_groups(MOST_BUFFERS, 0, 0, 0), "", None
     if not flags & _QUANTIZATION:
         return _tail_groups(front.buffer_count, flags, 0, 0), "", None
     offset = FRONT_PLAN.size + HANDLE_PLAN.size * front.buffer_count
@@ -235,7 +241,7 @@ def parse_descriptor(data: bytes) -> Fields:
         return Fields(front, cut="descriptor_length")
     groups, cut, scheme_start = _tail_of(data, front)
     records = groups.unpack(data, FRONT_PLAN.size)
-    count = front.buffer_count
+    count = min(front.buffer_count, MOST_BUFFERS)
     if len(records) == count == len(groups.cuts):
         return Fields(
             front, tuple(records), None, None, None, None, None, FRONT_PLAN.size + groups.size, cut, scheme_start
@@ -290,3 +296,38 @@ def descriptor_spans(data: bytes, base: int = 0) -> list[Span]:
             offset = FRONT_PLAN.size + HANDLE_PLAN.size * front.buffer_count
             spans += _SCHEME_PLAN.spans(data, offset, base, prefix="quantization.")
     return spans
+
+
+class Offsets:
+    """Where each field and each whole table of a descriptor stands, by its path: what an error needs of the spans.
+
+    Args:
+        data: the descriptor, as far as it is there.
+        base: where it begins.
+    """
+
+    def __init__(self, data: bytes, base: int = 0) -> None:
+        self._size = len(data)
+        self._base = base
+        self._plans = [(HEAD_PLAN, 0, "")]
+        if self._size < HEAD_PLAN.size:
+            return
+        head = HEAD_PLAN.unpack(data)
+        if head.layout_tag != tags.BLOCK_PAGED or head.rank != tags.RANK:
+            return  # nothing behind it is judged
+        self._plans = [(FRONT_PLAN, 0, "")]
+        if self._size >= FRONT_PLAN.size:
+            front = FRONT_PLAN.unpack(data)
+            groups, cut, _ = _tail_of(data, front)
+            self._plans.append((groups.plan, FRONT_PLAN.size, ""))
+            if cut:  # what can be read of a scheme that cannot be
+                start = FRONT_PLAN.size + HANDLE_PLAN.size * front.buffer_count
+                self._plans.append((_SCHEME_PLAN, start, "quantization."))
+
+    def find(self, path: str) -> int | None:
+        """The absolute offset of a field, None where it is not there whole."""
+        for plan, start, prefix in self._plans:
+            place = plan.places.get(path.removeprefix(prefix))
+            if place is not None and start + place[1] <= self._size:
+                return self._base + start + place[0]
+        return None

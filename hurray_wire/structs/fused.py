@@ -15,8 +15,8 @@ from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from functools import lru_cache, partial
-from itertools import pairwise
+from functools import cached_property, lru_cache, partial
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import construct as c
@@ -104,8 +104,16 @@ def _asked(value: Any, context: c.Container) -> Any:
     return value(context) if callable(value) else value
 
 
-@lru_cache(maxsize=256)
+_MOST_REMEMBERED = 256
+"""Fields of a record whose class is kept: a hostile count makes thousands, and memory is not a sender's to fill."""
+
+
 def _record_maker(names: tuple[str, ...]) -> Callable[[Any], Record]:
+    return _made(names) if len(names) <= _MOST_REMEMBERED else _made.__wrapped__(names)
+
+
+@lru_cache(maxsize=256)
+def _made(names: tuple[str, ...]) -> Callable[[Any], Record]:
     record: Any = namedtuple("Record", names)  # type: ignore[misc]
     return partial(tuple.__new__, record)  # `_make` without its length check, at half its time
 
@@ -120,15 +128,25 @@ class Plan:
         (16, 640)
     """
 
-    __slots__ = ("fields", "make", "names", "pack", "packed", "size")
+    __slots__ = ("__dict__", "fields", "names", "pack", "packed", "size")
 
     def __init__(self, declared: Any, context: c.Container | None = None) -> None:
         self.fields = tuple(resolve(declared, context if context is not None else c.Container()))
         self.packed = struct.Struct("<" + "".join(field.code for field in self.fields))
         self.size = self.packed.size
         self.names = tuple(_record_name(field.path) for field in self.fields)
-        self.make = _record_maker(self.names)
         self.pack = self.packed.pack
+
+    @cached_property
+    def make(self) -> Callable[[Any], Record]:
+        """A record of values in order."""
+        return _record_maker(self.names)
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each field stands, from the table's first byte, and where the last one ends."""
+        sizes = (struct.calcsize("<" + field.code) for field in self.fields)
+        return tuple(accumulate(sizes, initial=0))
 
     def unpack(self, data: Any, offset: int = 0) -> Record:
         """The record at `offset`; the caller has made sure that `size` bytes are there."""
@@ -140,8 +158,17 @@ class Plan:
 
     def offset_of(self, path: str) -> int:
         """Where a field stands, from the table's first byte."""
-        before = [field.path for field in self.fields].index(path)
-        return struct.calcsize("<" + "".join(field.code for field in self.fields[:before]))
+        return self.offsets[[field.path for field in self.fields].index(path)]
+
+    @cached_property
+    def places(self) -> dict[str, tuple[int, int]]:
+        """Where each field, and each whole table by the path that its fields begin with, starts and its first ends."""
+        found: dict[str, tuple[int, int]] = {}
+        for field, place in zip(self.fields, pairwise(self.offsets), strict=True):
+            if place[1] > place[0]:
+                found.setdefault(field.path, place)
+                found.setdefault(field.path.partition(".")[0], place)
+        return found
 
     def spans(self, data: Any, offset: int, base: int, prefix: str = "") -> Iterator[Span]:
         """Every field that is there whole, `base` added to its place; ends at the first that is cut."""
