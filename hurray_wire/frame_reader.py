@@ -41,7 +41,7 @@ from hurray_wire.sections import (
     header_length,
     read_table,
 )
-from hurray_wire.structs.descriptor import FRONT_PLAN
+from hurray_wire.structs.descriptor import FRONT_PLAN, HEAD_PLAN
 from hurray_wire.structs.frame import CHECKSUM_PLAN, PROLOGUE_PLAN
 from hurray_wire.tags import BARE_MAGIC, MIN_ALIGNMENT, VERSION_MAJOR, Codec, FrameFlag, SectionFlag, SectionKind
 
@@ -242,7 +242,8 @@ def verify_section(head: Head, index: int, stored: Bytes | bytes) -> None:
 
 
 def _descriptor(data: bytes, offset: int, options: DecodeOptions) -> TensorDescriptor:
-    plain = data.startswith(_PLAIN_START) and int.from_bytes(data[6:10], "little") == len(data)
+    whole = len(data) >= HEAD_PLAN.size and int.from_bytes(data[6:10], "little") == len(data)
+    plain = whole and data.startswith(_PLAIN_START)
     descriptor = data if plain else in_descriptor(data, offset)
     if len(descriptor) != len(data):
         message = f"is {len(descriptor)}, the section holds {len(data)} bytes"

@@ -733,6 +733,13 @@ attack(
         for at in (*range(10, 60, 7), 300, 440, *range(576, len(FRAME), 97))
     },
 )
+
+
+def cut_to(size: int) -> bytes:
+    """The first bytes of a descriptor that says it has no more, as far as there is room to say so."""
+    return patched(desc()[:size], 6, struct.pack("<I", size))[:size] if size >= 10 else desc()[:size]
+
+
 attack(
     42,
     "descriptors of which half is another's: wrong inside a sound envelope",
@@ -749,5 +756,6 @@ attack(
         "type": lambda: described(type_tag=0x7F),
         "magic": lambda: with_content(FRAME, DESCRIPTOR, lambda d: b"HRRX" + d[4:]),
         "longer": lambda: build(changed(DESCRIPTOR, data=desc() + b"\0")),
+        **{f"{n} bytes, and says so": lambda n=n: build(changed(DESCRIPTOR, data=cut_to(n))) for n in range(1, 133, 3)},  # type: ignore[misc]
     },
 )
