@@ -160,6 +160,15 @@ class Violation:
         return f"{place}: {self.message}" if place else self.message
 
 
+_MOST_SHOWN = 160
+
+
+def shown(value: Any) -> str:
+    """A value that came with the bytes, as a message shows it: however long it is, a log is not its to fill."""
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text)} characters)"
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """One thing in which two ends differ: a field's path, what was found, what was expected."""
@@ -169,7 +178,7 @@ class Difference:
     expected: Any
 
     def __str__(self) -> str:
-        return f"{self.where}: found {self.found!r}, expected {self.expected!r}"
+        return f"{self.where}: found {shown(self.found)}, expected {shown(self.expected)}"
 
 
 class HurrayWireError(ValueError):

@@ -12,6 +12,8 @@ PREFIX_BYTES = 16
 
 _TELLING = 8
 """Bytes that are enough to take the beginning of a foreign mark for the mark."""
+_LEAST = 5
+"""Bytes of a page's mark, behind white space, that are enough."""
 
 _PLAIN_FRAME = FRAME_MAGIC + bytes([VERSION_MAJOR])
 _MAGICS = (BARE_MAGIC, CONTAINER_MAGIC, FRAME_MAGIC)
@@ -88,10 +90,11 @@ def _known_version(prefix: bytes, at: int, offset: int, form: Form) -> Form:
 
 def foreign(prefix: bytes) -> str:
     """What bytes that are no blob seem to be, in words, or ""."""
-    lowered = prefix.lower()
+    page = prefix.lower().lstrip()
     for start, told in _FOREIGN:
-        cut = len(prefix) >= _TELLING and start.startswith(prefix)  # a stream's first few bytes
-        if prefix.startswith(start) or cut or (start[:1] == b"<" and lowered.lstrip().startswith(start)):
+        found = page if start[:1] == b"<" else prefix
+        cut = len(prefix) >= _TELLING and len(found) >= _LEAST and start.startswith(found)  # a stream's first bytes
+        if found.startswith(start) or cut:
             return told
     if prefix.startswith(_TEXT_PICKLES):
         return "a pickle, which is never loaded here"

@@ -40,7 +40,7 @@ from hurray_wire.sections import (
     header_length,
     read_table,
 )
-from hurray_wire.structs.descriptor import FRONT_PLAN
+from hurray_wire.structs.descriptor import FRONT_PLAN, HEAD_PLAN
 from hurray_wire.structs.frame import CHECKSUM_PLAN, PROLOGUE_PLAN
 from hurray_wire.tags import BARE_MAGIC, MIN_ALIGNMENT, VERSION_MAJOR, Codec, FrameFlag, SectionFlag, SectionKind
 
@@ -257,7 +257,8 @@ def _digest(pieces: Sequence[Bytes | bytes | memoryview]) -> int:
 
 
 def _descriptor(data: bytes, offset: int, options: DecodeOptions) -> TensorDescriptor:
-    plain = data.startswith(_PLAIN_START) and int.from_bytes(data[6:10], "little") == len(data)
+    whole = len(data) >= HEAD_PLAN.size and int.from_bytes(data[6:10], "little") == len(data)
+    plain = whole and data.startswith(_PLAIN_START)
     descriptor = data if plain else in_descriptor(data, offset)
     if len(descriptor) != len(data):
         message = f"is {len(descriptor)}, the section holds {len(data)} bytes"

@@ -88,6 +88,7 @@ def described_header(raw: Bytes, options: DecodeOptions) -> tuple[frame_reader.D
     head = frame_reader.read_head(raw[: prologue.header_length].tobytes(), prologue, 0)
     frame_reader.refuse_closing(head)
     _refuse_compressed(head)
+    _refuse_left_behind(head)
     if raw.size < small_end(head.table):
         raise frame_reader.truncated(small_end(head.table), raw.size, 0, "sections")
     return frame_reader.describe(head, fetch_from_buffers(head, raw, ()), options, tables=False)
@@ -120,6 +121,14 @@ def _refuse_compressed(head: frame_reader.Head) -> None:
         index = int(packed.argmax())
         message = "the section is compressed: buffers that travel by other means travel raw"
         raise FrameError(message, code=Code.SECTION_CODEC, where=f"sections[{index}].codec")
+
+
+def _refuse_left_behind(head: frame_reader.Head) -> None:
+    first = header_bytes(head.table, head.prologue.frame_length)
+    for index in head.table.unknown:
+        if head.table.records[index].offset >= first:
+            message = "the section lies behind the buffers, and neither they nor the header hold it"
+            raise FrameError(message, code=Code.SECTION_KIND, where=f"sections[{index}].kind")
 
 
 def fetch_from_buffers(head: frame_reader.Head, header: Bytes, given: Sequence[Bytes]) -> frame_reader.Fetch:

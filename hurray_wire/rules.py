@@ -15,7 +15,7 @@ from typing import Any
 
 from hurray_wire.dtypes import by_tag, packed_bytes
 from hurray_wire.errors import Code, InvalidDescriptorError, Violation
-from hurray_wire.structs.descriptor import HANDLE_PLAN, SCHEME_HEAD_BYTES, Fields, scheme_takes
+from hurray_wire.structs.descriptor import HANDLE_PLAN, MOST_BUFFERS, SCHEME_HEAD_BYTES, Fields, scheme_takes
 from hurray_wire.tags import (
     BARE_MAGIC,
     BLOCK_PAGED,
@@ -161,6 +161,8 @@ def descriptor_length(d: Fields) -> Found:
         return (Violation(Code.DESCRIPTOR_LENGTH, d.cut, f"runs past the descriptor's {length} bytes"),)
     if d.buffers is None or length == d.end or (length > d.end and d.front.version_minor):
         return NONE
+    if d.front.buffer_count > MOST_BUFFERS:
+        return NONE  # they are too many, and where they end is not looked for
     message = f"is {length}, but the tables end at {d.end}"
     return (Violation(Code.DESCRIPTOR_LENGTH, "descriptor_length", message),)
 

@@ -124,10 +124,32 @@ class SectionTable:
         return self.records[self.kinds[kind].start]
 
 
-_seen: dict[tuple[Any, ...], SectionTable] = {}
 _SEEN_TABLES = 256
 _SEEN_SECTIONS = 1024
 """Longer tables are not remembered: memory is not a sender's to fill."""
+_SEEN_ALTOGETHER = 16384
+"""Sections of all tables that are remembered, about 300 bytes each."""
+
+
+class _Seen:
+    """Tables that kept the rules, by all their bytes but the checksums; all are forgotten when they become too many."""
+
+    def __init__(self) -> None:
+        self._tables: dict[tuple[Any, ...], SectionTable] = {}
+        self._sections = 0
+        self.find = self._tables.get
+
+    def keep(self, key: tuple[Any, ...], table: SectionTable) -> None:
+        """Remember a table, with what will be found out about it."""
+        count = len(table.entries)
+        if len(self._tables) >= _SEEN_TABLES or self._sections + count > _SEEN_ALTOGETHER:
+            self._tables.clear()
+            self._sections = 0
+        self._tables[key] = table
+        self._sections += count
+
+
+_seen = _Seen()
 
 
 class _Records(Sequence[Any]):
@@ -169,7 +191,7 @@ def read_table(header: bytes, frame_length: int, base: int) -> tuple[SectionTabl
         columns = _columns(count).unpack_from(header, PROLOGUE_PLAN.size)
         checksums = columns[1::2]
         key = (frame_length, *columns[::2])
-        table = _seen.get(key) or _remembered(key, header, count, base)
+        table = _seen.find(key) or _remembered(key, header, count, base)
     if table.unchecked and any(map(checksums.__getitem__, table.unchecked)):
         row = next(row for row in table.unchecked if checksums[row])
         message = f"is {checksums[row]:#018x}, must be 0 without CHECKSUM"
@@ -186,9 +208,7 @@ def _columns(count: int) -> Struct:
 
 def _remembered(key: tuple[Any, ...], header: bytes, count: int, base: int) -> SectionTable:
     table = _checked(np.frombuffer(header, SECTION_DTYPE, count, PROLOGUE_PLAN.size), key[0], base)
-    if len(_seen) >= _SEEN_TABLES:
-        _seen.clear()
-    _seen[key] = table
+    _seen.keep(key, table)
     return table
 
 

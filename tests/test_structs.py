@@ -147,6 +147,18 @@ def test_a_cut_descriptor_shows_the_fields_that_are_there(data: bytes, cut: int)
         )
 
 
+@settings(max_examples=200)
+@given(data=descriptors(), cut=st.integers(0, 400))
+def test_an_error_finds_the_places_of_the_spans(data: bytes, cut: int) -> None:
+    for part in (data, data[:cut]):
+        spans = declared.descriptor_spans(part)
+        places = dict(reversed([(span.path, span.offset) for span in spans]))
+        tables = {span.path.partition(".")[0]: span.offset for span in reversed(spans)}
+        for path, offset in (tables | places).items():
+            assert declared.descriptor_offset(part, path) == offset
+        assert declared.descriptor_offset(part, "layout.nothing") is None
+
+
 @pytest.mark.parametrize("base", [0, 1, 4096, 2**40])
 def test_spans_are_absolute(base: int) -> None:
     for data in DESCRIPTORS:

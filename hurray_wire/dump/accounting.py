@@ -17,6 +17,7 @@ from hurray_wire.dump.model import BLOCK_TABLE, SEQ_PTR, Fault, Item, Stage, fau
 from hurray_wire.errors import Code, HurrayWireError, Violation
 from hurray_wire.forms import Form
 from hurray_wire.indices import IntArray
+from hurray_wire.structs.descriptor import descriptor_offset
 from hurray_wire.tags import Codec, SectionKind
 
 Int64 = npt.NDArray[np.int64]
@@ -53,7 +54,8 @@ def _entry_offset(item: Item, violation: Violation) -> int | None:
     sections = [section for section in item.sections if section.kind == kind]
     table = {BLOCK_TABLE: item.block_table, SEQ_PTR: item.seq_ptr}.get(kind or 0, item.seq_lens)
     if kind is None:
-        return next((span.offset for span in item.spans if span.path == violation.where), None)
+        place = descriptor_offset(item.descriptor_bytes, violation.where)
+        return None if place is None else item.descriptor_offset + place
     if not sections or table is None:
         return None
     if any(section.codec != Codec.RAW for section in sections):

@@ -9,7 +9,7 @@ from hurray_wire.dump.model import Item
 from hurray_wire.dump.words import LAYOUTS, counted, dtype_name, layout_name, safe
 from hurray_wire.forms import Form
 from hurray_wire.rules import element_bits
-from hurray_wire.structs.descriptor import Fields
+from hurray_wire.structs.descriptor import Fields, descriptor_spans
 from hurray_wire.tags import (
     BLOCK_PAGED,
     NO_LAYER,
@@ -72,7 +72,7 @@ def shape(item: Item) -> str:
 
 def shape_of(item: Item) -> list[int]:
     """The dimensions that can be read."""
-    return [span.value for span in item.spans if span.path.startswith("shape[")]
+    return [span.value for span in descriptor_spans(item.descriptor_bytes) if span.path.startswith("shape[")]
 
 
 def layout(item: Item) -> str:

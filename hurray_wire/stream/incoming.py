@@ -25,7 +25,7 @@ from hurray_wire.memory import allocated, private
 from hurray_wire.options import DecodeOptions, check_expected
 from hurray_wire.order import StreamOrder
 from hurray_wire.receiving import Chunk, Destination, destination, tables_only
-from hurray_wire.sections import header_bytes, is_checked
+from hurray_wire.sections import header_bytes, is_checked, small_end
 from hurray_wire.stream.endpoints import Vector, advanced
 from hurray_wire.structs.frame import PROLOGUE_PLAN
 from hurray_wire.tags import Codec, SectionKind
@@ -231,7 +231,8 @@ def _receive_frame(first: Bytes, order: StreamOrder, options: DecodeOptions, bas
         frame_reader.check_padding(padding, base + header.size)
         return Closing(total)
     frame_reader.check_limits(head, options.limits)
-    front = allocated(header_bytes(head.table, total), None)
+    # Where a small section lies behind the first buffer the frame is refused, for that and not for what is missing.
+    front = allocated(max(header_bytes(head.table, total), small_end(head.table)), None)
     front[: header.size] = header
     yield from fill(front[header.size :], base, "frame_length", needed=total, have=header.size)
     found, small = frame_reader.describe(head, frame_reader.fetch_from(front, 0), options, tables=False)

@@ -206,6 +206,10 @@ def quantization_plan(scheme_tag: int, length: int) -> Plan:
     return Plan(QUANTIZATION, Container(length=length, scheme_tag=scheme_tag))
 
 
+MOST_BUFFERS = 16
+"""Handles that are read. No layout has so many: what is behind them is not looked for."""
+
+
 @lru_cache(maxsize=256)
 def _tail_groups(buffer_count: int, flags: int, scheme_tag: int, length: int) -> Groups:
     scheme = Container(length=length, scheme_tag=scheme_tag)
@@ -226,6 +230,8 @@ def _scheme_offset(front: Record) -> int:
 def _tail_of(data: bytes, front: Record) -> tuple[Groups, str, Record | None]:
     """The plan of what follows the front; of a quantisation section that cannot be read, its path and its start."""
     flags = front.flags & _KNOWN_FLAGS
+    if front.buffer_count > MOST_BUFFERS:
+        return _tail_groups(MOST_BUFFERS, 0, 0, 0), "", None
     if not flags & _QUANTIZATION:
         return _tail_groups(front.buffer_count, flags, 0, 0), "", None
     offset = _scheme_offset(front)
@@ -250,7 +256,7 @@ def parse_descriptor(data: bytes) -> Fields:
         return Fields(front, cut="descriptor_length")
     groups, cut, scheme_start = _tail_of(data, front)
     records = groups.unpack(data, FRONT_PLAN.size)
-    count = front.buffer_count
+    count = min(front.buffer_count, MOST_BUFFERS)
     if len(records) == count == len(groups.cuts):
         return Fields(
             front, tuple(records), None, None, None, None, None, FRONT_PLAN.size + groups.size, cut, scheme_start

@@ -15,7 +15,7 @@ from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -111,8 +111,16 @@ def _asked(value: Any, context: c.Container) -> Any:
     return value(context) if callable(value) else value
 
 
-@lru_cache(maxsize=256)
+_MOST_REMEMBERED = 256
+"""Fields of a record whose class is kept: a hostile count makes thousands, and memory is not a sender's to fill."""
+
+
 def _record_maker(names: tuple[str, ...]) -> Callable[[Any], Record]:
+    return _made(names) if len(names) <= _MOST_REMEMBERED else _made.__wrapped__(names)
+
+
+@lru_cache(maxsize=256)
+def _made(names: tuple[str, ...]) -> Callable[[Any], Record]:
     record: Any = namedtuple("Record", names)  # type: ignore[misc]
     return partial(tuple.__new__, record)  # `_make` without its length check, at half its time
 
@@ -127,22 +135,31 @@ class Plan:
         (16, 640)
     """
 
-    __slots__ = ("fields", "make", "names", "pack", "packed", "places", "size")
+    __slots__ = ("__dict__", "fields", "names", "pack", "packed", "size")
 
     def __init__(self, declared: Any, context: c.Container | None = None) -> None:
         self.fields = tuple(resolve(declared, context if context is not None else c.Container()))
         self.packed = struct.Struct("<" + "".join(field.code for field in self.fields))
         self.size = self.packed.size
         self.names = tuple(_record_name(field.path) for field in self.fields)
-        self.make = _record_maker(self.names)
         self.pack = self.packed.pack
-        self.places: dict[str, Place] = {}
+
+    @cached_property
+    def make(self) -> Callable[[Any], Record]:
+        """A record of values in order."""
+        return _record_maker(self.names)
+
+    @cached_property
+    def places(self) -> dict[str, Place]:
+        """Where each field stands, and each whole table, which begins with its first field, from the first byte."""
+        found: dict[str, Place] = {}
         start = 0
         for field in self.fields:
             place = Place(start, start + struct.calcsize("<" + field.code))
-            self.places.setdefault(field.path, place)
-            self.places.setdefault(field.path.partition(".")[0], place)  # a whole table begins with its first field
+            found.setdefault(field.path, place)
+            found.setdefault(field.path.partition(".")[0], place)
             start = place.stop
+        return found
 
     def unpack(self, data: Any, offset: int = 0) -> Record:
         """The record at `offset`; the caller has made sure that `size` bytes are there."""
