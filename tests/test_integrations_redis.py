@@ -13,9 +13,9 @@ from redis_helpers import free_port, fresh_client, module_port, redis_server
 from stream_helpers import TENSOR, as_sent, kinds, large, sample
 
 import hurray_wire as hw
+from hurray_wire.integrations import redis_wire
 from hurray_wire.integrations.redis import RedisStore
 from hurray_wire.integrations.redis_parts import PartsSource, Record
-from hurray_wire.integrations.redis_wire import receive
 
 KINDS = kinds()
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -54,7 +54,7 @@ def size_of(client: Any) -> list[int]:
     return sorted(client.strlen(key) for key in client.keys())  # noqa: SIM118 - a command, no mapping
 
 
-@pytest.mark.parametrize("part_bytes", [100, 8192, 20_000, 64 << 20])
+@pytest.mark.parametrize("part_bytes", [100, 8192, 20_000, 4 << 20])
 @pytest.mark.parametrize("form", OPTIONS)
 def test_what_was_put_is_got(client: Any, form: str, part_bytes: int) -> None:
     store = RedisStore(client, part_bytes=part_bytes)
@@ -206,26 +206,35 @@ def test_expect_and_limits_before_the_pool_is_asked_for(client: Any) -> None:
     assert store.get("k", expect={"dtype": "uint16"}, limits=hw.Limits.untrusted(200_000)) == large(0, pages=12)
 
 
-def test_reading_in_few_round_trips(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranges are asked for together, up to what the server should hold for one connection."""
-    from hurray_wire.integrations import redis_parts
+@pytest.mark.parametrize("ahead", [1, 8192, 20_000, 8 << 20])
+def test_replies_are_asked_for_ahead(client: Any, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as come to so many bytes, so that the server makes one while another is received; at least one."""
+    monkeypatch.setattr(redis_wire, "_AHEAD_BYTES", ahead)
+    most: list[int] = []
+    connection = client.connection_pool.connection_class
+    send, value = connection.send_packed_command, redis_wire._Replies.value
+    waiting = 0
 
-    asked: list[int] = []
+    def sent(self: Any, commands: Any, **options: Any) -> None:
+        nonlocal waiting
+        waiting += sum(bytes(command).count(b"\r\nGET\r\n") for command in commands)
+        most.append(waiting)
+        send(self, commands, **options)
 
-    def counted(of: Any, requests: Any) -> Any:
-        asked.append(len(requests))
-        return receive(of, requests)
+    def received(self: Any, memory: Any) -> int:
+        nonlocal waiting
+        waiting -= 1
+        return value(self, memory)
 
-    monkeypatch.setattr(redis_parts, "receive", counted)
     tensor = large(0, pages=40)
     store = RedisStore(client, part_bytes=8192)
     store.put("k", tensor)
-    assert np.array_equal(store.open("k", verify=False).gather(0), tensor.gather(0))
-    assert asked == [40]
-    asked.clear()
-    monkeypatch.setattr(redis_parts, "_AT_ONCE_BYTES", 20_000)
-    assert store.get("k") == tensor
-    assert asked == [2] * 20
+    frame = store.open("k", verify=False)
+    monkeypatch.setattr(connection, "send_packed_command", sent)
+    monkeypatch.setattr(redis_wire._Replies, "value", received)
+    assert np.array_equal(frame.gather(0), tensor.gather(0))
+    assert max(most) == min(40, max(1, ahead // 8192))
+    assert waiting == 0
 
 
 def test_over_another_protocol(port: int, client: Any) -> None:

@@ -402,8 +402,9 @@ class Scripted:
     def pack_commands(self, commands: Any) -> Any:
         return commands
 
-    def send_packed_command(self, commands: Any) -> None:
-        self.thread.start()
+    def send_packed_command(self, commands: Any, check_health: bool = True) -> None:
+        if check_health:
+            self.thread.start()
 
     def disconnect(self) -> None:
         self.disconnected += 1

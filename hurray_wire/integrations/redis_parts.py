@@ -20,8 +20,6 @@ from hurray_wire.tags import SectionKind
 KIND, VERSION = "parts", 1
 _INLINE_BYTES = 1 << 20
 """What stands behind the pool goes with the record up to here, and is a part of its own above."""
-_AT_ONCE_BYTES = 16 << 20
-"""Replies that are asked for before the first is read: the server holds them until then."""
 
 
 @dataclass(frozen=True)
@@ -130,21 +128,14 @@ class PartsSource:
         return self.read_ranges([(offset, length)])[0]
 
     def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[Bytes]:
-        """Several ranges, in few round trips.
+        """Several ranges, in one round trip.
 
         Raises:
             TruncatedError: a part is missing or short: `parts[i]`.
         """
         found = [self._memory(offset, length) for offset, length in ranges]
         wanted = [request for memory, requests in found for request in requests]
-        at = 0
-        while at < len(wanted):
-            stop, held = at, 0
-            while stop < len(wanted) and (stop == at or held + wanted[stop].memory.size <= _AT_ONCE_BYTES):
-                held += wanted[stop].memory.size
-                stop += 1
-            self._receive(wanted[at:stop])
-            at = stop
+        self._receive(wanted)
         return [memory for memory, _ in found]
 
     def _memory(self, offset: int, length: int) -> tuple[Bytes, list[Request]]:

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 
 from hurray_wire.arrays import Bytes, as_bytes
 
+_AHEAD_BYTES = 8 << 20
+"""Replies that are asked for before they can be read: the server makes one while another is received (measured), and
+holds no more than these."""
 _LINE_BYTES = 4096
 """What is read to find a reply's first line: bytes of the value that come with it are copied into place."""
 
@@ -71,9 +74,19 @@ def _over(connection: Any, requests: Sequence[Request]) -> list[int]:
     sock = getattr(connection, "_sock", None)
     if not isinstance(sock, socket.socket) or not hasattr(connection, "pack_commands"):
         raise _Otherwise
-    connection.send_packed_command(connection.pack_commands([request.words for request in requests]))
     replies = _Replies(sock)
-    found = [replies.value(request.memory) for request in requests]
+    found: list[int] = []
+    sent = waiting = 0
+    for index, request in enumerate(requests):
+        begin = sent
+        while sent < len(requests) and (sent == index or waiting + requests[sent].memory.size <= _AHEAD_BYTES):
+            waiting += requests[sent].memory.size
+            sent += 1
+        if sent > begin:
+            commands = connection.pack_commands([later.words for later in requests[begin:sent]])
+            connection.send_packed_command(commands, check_health=not begin)  # no PING between replies
+        found.append(replies.value(request.memory))
+        waiting -= request.memory.size
     if replies.held:
         raise _Otherwise
     return found
