@@ -41,7 +41,8 @@ ROWS: dict[str, int] = {
             ("bare", "frame_writer", "frame_reader"),
             ("ops", "order", "inspection", "receiving"),
             ("codec", "engines"),
-            ("stream", "transports"),
+            ("stream",),
+            ("transports",),
             ("dump", "testing"),
         )
     )

@@ -7,6 +7,7 @@ while the engine brings the next: nothing that the peer does afterwards can chan
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +26,7 @@ from hurray_wire.receiving import destination, fetch_from_buffers, tables_only
 from hurray_wire.tags import SectionKind
 from hurray_wire.tensor import BlockPagedTensor
 from hurray_wire.transports.memory import Block, Held
-from hurray_wire.transports.messages import Kind
+from hurray_wire.transports.messages import Kind, Message
 from hurray_wire.transports.runs import Runs, merged, unfolded, wire_pages
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ BATCH_BYTES = 8 << 20
 WINDOW = 4
 """Batches on their way at a time."""
 _ALIGNMENT = 64
+_ASK_SECONDS = 0.2
+"""How often a peer that owes checksums is asked whether it is there."""
 
 Steps = Generator[bool, None, Any]
 """Yields True where something went forward, False where it waits for the engine."""
@@ -96,8 +99,10 @@ class Reading:
         self._came = 0
         self._posted: deque[Posted] = deque()
         self._blocks: list[Block] = []
+        self._landed: list[Posted] = []
         self._hashing: deque[Future[None]] = deque()
         self._threads: ThreadPoolExecutor | None = None
+        self._fetch: frame_reader.Fetch
         self._result: BlockPagedTensor | None = None
         self._error: BaseException | None = None
         self._steps: Steps = self._run()
@@ -171,6 +176,8 @@ class Reading:
             if self._incoming.withdrawn:
                 message = f"{self._incoming.peer} has taken it back"
                 raise TransferError(message, code=Code.WITHDRAWN, where="transfer")
+            if self._incoming.fault is not None:
+                raise self._incoming.fault
             return next(self._steps)
         except StopIteration as ended:
             self._result = ended.value
@@ -234,6 +241,7 @@ class Reading:
         found = self._incoming.found
         copies = [as_bytes(buffer.tobytes()) for buffer in given]  # the block is used again
         fetch = fetch_from_buffers(found.head, as_bytes(self._incoming.offer.header), [_NO_POOL, *copies])
+        self._fetch = fetch
         small = small._replace(tables=frame_reader.read_tables(found.head, fetch))
         frame_reader.check_payload(found, fetch, self._options, pool=False)
         return self._target.mappable(tables_only(found, small, fetch, self._options))
@@ -246,13 +254,37 @@ class Reading:
         if helpers and self._options.verify:
             self._threads = ThreadPoolExecutor(helpers, thread_name_prefix="hurray_wire transfer")
         while waiting or self._posted:
-            while waiting and len(self._posted) < WINDOW:
+            if waiting and self._room() > 0:
                 self._post(waiting.popleft())
                 self._collect()
                 yield True
-            yield from self._arrived()
+            elif self._posted:
+                yield from self._arrived()
+            else:
+                yield from self._owed()
+        yield from self._summed()
         while self._hashing:
             self._hashing.popleft().result()
+
+    def _room(self) -> int:
+        """Batches that may be asked for; blocks that wait for checksums take room, pages in place do not."""
+        return WINDOW - len(self._posted) - (len(self._landed) if self._addresses is None else 0)
+
+    def _owed(self) -> Steps:
+        """Wait for checksums that the sender has not made yet."""
+        asked = time.monotonic()
+        while self._options.verify and self._incoming.sums is None:
+            if time.monotonic() - asked > _ASK_SECONDS:
+                asked = time.monotonic()  # raises where nobody is there to answer
+                self._endpoint.tell(self._incoming.peer, Message(Kind.WAITING, self._incoming.transfer, b""))
+            yield False
+        self._collect()
+
+    def _summed(self) -> Steps:
+        """Hold everything to the checksums, whenever they come."""
+        yield from self._owed()
+        if self._incoming.sums is not None and self._incoming.sums is not self._incoming.found:
+            frame_reader.check_payload(self._incoming.sums, self._fetch, self._options, pool=False)
 
     def _arrived(self) -> Steps:
         """Wait for the first of the batches on their way, and have it verified."""
@@ -275,7 +307,7 @@ class Reading:
             return []
         entries = [found.head.table.records[row] for row in range(rows.start, rows.stop)]
         ends = np.array([entry.raw_offset + entry.raw_length for entry in entries], np.int64)
-        cuts = np.flatnonzero(np.diff(ends // BATCH_BYTES)) + 1
+        cuts = np.flatnonzero(np.diff((ends - 1) // BATCH_BYTES)) + 1
         bounds = [0, *cuts.tolist(), len(entries)]
         return [
             Batch(range(rows.start + a, rows.start + b), entries[a].raw_offset // width, int(ends[b - 1]) // width)
@@ -289,6 +321,7 @@ class Reading:
         block = None
         if self._addresses is None:
             block = self._endpoint.memory.take((batch.stop - batch.start) * width)
+            self._blocks.append(block)
             target = block.address + (pages - batch.start) * width
         else:
             target = self._addresses[pages]
@@ -299,34 +332,44 @@ class Reading:
 
     def _land(self, posted: Posted) -> None:
         """Verify a batch that has come, and place it if it is not in place."""
-        if self._threads is not None:
-            self._hashing.append(self._threads.submit(self._verify, posted))
-        elif self._options.verify or posted.block is not None:
-            self._verify(posted)
+        self._landed.append(posted)
+        self._collect()
 
     def _collect(self) -> None:
-        """The outcome of what has been hashed: an error is raised as soon as it is known."""
+        """Have hashed what has come, once its checksums are known; an error is raised as soon as it is."""
+        if self._incoming.sums is not None or not self._options.verify:
+            landed, self._landed = self._landed, []
+            for posted in landed:
+                if self._threads is not None:
+                    self._hashing.append(self._threads.submit(self._verify, posted))
+                elif self._options.verify or posted.block is not None:
+                    self._verify(posted)
         while self._hashing and self._hashing[0].done():
             self._hashing.popleft().result()
 
     def _verify(self, posted: Posted) -> None:
-        found, width = self._incoming.found, self._incoming.found.descriptor.page_bytes
+        """Hold a batch to its checksums, where it has landed; from a block, its pages then go to their places."""
         batch, block = posted.batch, posted.block
+        wanted = self._wanted[batch.start : batch.stop]
         if block is not None:
-            self._blocks.append(block)  # given back with the others, however this ends
-            self._target.fill_held(batch.start, ~self._wanted[batch.start : batch.stop], block.bytes)
+            self._target.fill_held(batch.start, ~wanted, block.bytes)
         if self._options.verify:
+            found = self._incoming.sums or self._incoming.found
             for row in batch.rows:
-                entry = found.head.table.records[row]
-                start, stop = (n // width for n in (entry.raw_offset, entry.raw_offset + entry.raw_length))
-                if block is not None:
-                    pieces = [memoryview(block.bytes[(start - batch.start) * width : (stop - batch.start) * width])]
-                else:
-                    pieces = self._target.memory(np.arange(start, stop))
-                frame_reader.verify_pieces(found.head, row, pieces)
+                frame_reader.verify_pieces(found.head, row, self._pieces(row, posted))
         if block is not None:
-            self._target.put_wanted(batch.start, self._wanted[batch.start : batch.stop], block.bytes)
+            self._target.put_wanted(batch.start, wanted, block.bytes)
             block.release()
+
+    def _pieces(self, row: int, posted: Posted) -> list[memoryview]:
+        """Where a chunk has landed."""
+        width = self._incoming.found.descriptor.page_bytes
+        entry = self._incoming.found.head.table.records[row]
+        start, stop = entry.raw_offset, entry.raw_offset + entry.raw_length
+        if posted.block is None:
+            return self._target.memory(np.arange(start // width, stop // width))
+        first = posted.batch.start * width
+        return [memoryview(posted.block.bytes[start - first : stop - first])]
 
 
 _NO_POOL: Bytes = np.zeros(0, np.uint8)
