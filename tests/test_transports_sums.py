@@ -10,6 +10,7 @@ from test_transports_faults import IDS, Scene, fails
 from transport_engine import Pair
 
 import hurray_wire as hw
+from hurray_wire.transports import reading as reading_module
 from hurray_wire.transports.messages import PART, Kind, Message, parts_of
 
 
@@ -124,16 +125,16 @@ def test_checksums_that_are_cut(end: int) -> None:
 
 def test_pages_that_cannot_be_read_in_place_wait_in_no_more_blocks_than_a_window() -> None:
     pair = Pair()
-    theirs = np.random.default_rng(1).integers(0, 99, (40, 512, 8, 128)).astype(np.float16)
-    mine = np.zeros((40, 512, 16, 128), np.float16)[:, :, ::2]
-    t = hw.BlockPagedTensor(theirs, block_table=range(40), seq_ptr=[0, 40], seq_lens=[40 * 512])
+    theirs = np.arange(80 * 512 * 1024, dtype=np.uint16).reshape(80, 512, 8, 128)
+    mine = np.zeros((80, 512, 16, 128), np.uint16)[:, :, ::2]
+    t = hw.BlockPagedTensor(theirs, block_table=range(80), seq_ptr=[0, 80], seq_lens=[80 * 512])
     pair.one.register(theirs)
     pair.one.send(pair.peer, t)
     sums = pair.receiver.heard.pop()
-    reading = pair.other.receive().start(mine, range(40))
+    reading = pair.other.receive().start(mine, range(80))
     for _ in range(50):
         reading.poll()
-    assert reading.progress[0] == 4 * (8 << 20)
+    assert reading.progress[0] == 2 * reading_module.BATCH_BYTES
     pair.receiver.heard.append(sums)
     assert reading.wait(10).same_tokens(t)
-    assert pair.receiver.registrations <= 1 + 1 + 4  # tables, and a window's blocks, used again and again
+    assert pair.receiver.registrations <= 1 + 1 + 2 + 1  # tables, and a window's blocks, used again and again

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from hurray_wire.transports.endpoints import Endpoint
     from hurray_wire.transports.incoming import Incoming
 
-BATCH_BYTES = 8 << 20
-"""Whole chunks that are asked for together: an engine's stride, and short enough to be hashed while more come."""
+BATCH_BYTES = 32 << 20
+"""Whole chunks that are asked for together: engines lose by less, and they are hashed while more come."""
 WINDOW = 4
-"""Batches on their way at a time."""
+"""Batches on their way at a time; half of them where they need blocks."""
 _ALIGNMENT = 64
 _ASK_SECONDS = 0.2
 """How often a peer that owes checksums is asked whether it is there."""
@@ -147,7 +147,7 @@ class Reading:
             As `Incoming.read_into`.
         """
         try:
-            self._endpoint.until(self._stepped, timeout, "the tensor is still on its way")
+            self._endpoint.until(self._stepped, timeout, "the tensor is still on its way", self._rest)
         except BaseException as error:  # of the wait itself: a timeout, an interrupt
             if self._error is None:
                 self._fail(error)
@@ -158,6 +158,13 @@ class Reading:
         """Whether it has ended; None asks to be called again at once."""
         forward = self._step()
         return True if self._result is not None else None if forward else False
+
+    def _rest(self, seconds: float) -> None:
+        """Wait for the engine, or for the sender's checksums."""
+        if self._posted and self._posted[0].work is not _NOTHING:
+            self._endpoint.engine.rest(self._posted[0].work, seconds)
+        else:
+            time.sleep(seconds)
 
     def cancel(self) -> None:
         """Give it up: `pages_written` are to be discarded; the sender is told."""
@@ -250,8 +257,8 @@ class Reading:
         """Batch after batch; those that have come are hashed while others come."""
         waiting = deque(self._batches())
         total = self._incoming.found.descriptor.buffers[0].byte_size
-        helpers = default_threads(total, self._options.threads) - 1
-        if helpers and self._options.verify:
+        helpers = default_threads(total, self._options.threads)
+        if helpers > 1 and self._options.verify:
             self._threads = ThreadPoolExecutor(helpers, thread_name_prefix="hurray_wire transfer")
         while waiting or self._posted:
             if waiting and self._room() > 0:
@@ -268,7 +275,9 @@ class Reading:
 
     def _room(self) -> int:
         """Batches that may be asked for; blocks that wait for checksums take room, pages in place do not."""
-        return WINDOW - len(self._posted) - (len(self._landed) if self._addresses is None else 0)
+        if self._addresses is None:
+            return WINDOW // 2 - len(self._posted) - len(self._landed)
+        return WINDOW - len(self._posted)
 
     def _owed(self) -> Steps:
         """Wait for checksums that the sender has not made yet."""
@@ -340,26 +349,32 @@ class Reading:
         if self._incoming.sums is not None or not self._options.verify:
             landed, self._landed = self._landed, []
             for posted in landed:
-                if self._threads is not None:
-                    self._hashing.append(self._threads.submit(self._verify, posted))
-                elif self._options.verify or posted.block is not None:
-                    self._verify(posted)
+                self._judge(posted)
         while self._hashing and self._hashing[0].done():
             self._hashing.popleft().result()
 
-    def _verify(self, posted: Posted) -> None:
+    def _judge(self, posted: Posted) -> None:
         """Hold a batch to its checksums, where it has landed; from a block, its pages then go to their places."""
-        batch, block = posted.batch, posted.block
-        wanted = self._wanted[batch.start : batch.stop]
-        if block is not None:
-            self._target.fill_held(batch.start, ~wanted, block.bytes)
+        if posted.block is not None:
+            self._place(posted, posted.block)
+        elif self._threads is not None:
+            self._hashing += [self._threads.submit(self._verify, row, posted) for row in posted.batch.rows]
+        elif self._options.verify:
+            for row in posted.batch.rows:
+                self._verify(row, posted)
+
+    def _place(self, posted: Posted, block: Block) -> None:
+        wanted = self._wanted[posted.batch.start : posted.batch.stop]
+        self._target.fill_held(posted.batch.start, ~wanted, block.bytes)
         if self._options.verify:
-            found = self._incoming.sums or self._incoming.found
-            for row in batch.rows:
-                frame_reader.verify_pieces(found.head, row, self._pieces(row, posted))
-        if block is not None:
-            self._target.put_wanted(batch.start, wanted, block.bytes)
-            block.release()
+            for row in posted.batch.rows:
+                self._verify(row, posted)
+        self._target.put_wanted(posted.batch.start, wanted, block.bytes)
+        block.release()
+
+    def _verify(self, row: int, posted: Posted) -> None:
+        found = self._incoming.sums or self._incoming.found
+        frame_reader.verify_pieces(found.head, row, self._pieces(row, posted))
 
     def _pieces(self, row: int, posted: Posted) -> list[memoryview]:
         """Where a chunk has landed."""

@@ -141,6 +141,9 @@ class SocketEngine(Engine):
             raise work.error
         return True
 
+    def rest(self, work: Work, seconds: float) -> None:
+        work.finished.wait(seconds)
+
     def abandon(self, work: Work) -> bool:
         work.given_up = True
         if not work.finished.is_set():
