@@ -76,10 +76,9 @@ class NixlEngine(Engine):
     def admit(self, peer: str, access: bytes) -> None:
         if (peer, access) in self._admitted:
             return
-        name = self._added(access)
-        if name != peer:
-            message = f"{peer} gives access to memory of {name}"
-            raise TransferError(message, code=Code.MEMORY_REFUSED, where="access")
+        # Metadata names its agent, and loading it replaces what is known of that one: nobody speaks for another.
+        if peer.encode() not in access or self._added(access) != peer:
+            raise TransferError(f"{peer} gives no access of its own", code=Code.MEMORY_REFUSED, where="access")
         self._admitted.add((peer, access))
 
     def post(self, peer: str, runs: Runs) -> Any:
