@@ -18,6 +18,11 @@ from hurray_wire.transports.runs import folded, merged, unfolded
 PAGE = (4, 2, 8)
 
 
+@pytest.fixture(params=[1 << 22, 1], ids=["hashed first", "hashed meanwhile"], autouse=True)
+def _hashed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hurray_wire.transports.outgoing.HASHED_LATER_BYTES", request.param)
+
+
 def pool_of(pages: int, dtype: Any = np.float16, page: tuple[int, int, int] = PAGE) -> Any:
     values = np.random.default_rng(pages).integers(0, 120, (pages, *page))
     return values.astype(dtype)

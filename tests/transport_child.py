@@ -192,7 +192,7 @@ def wrong_key(ends: Ends) -> dict[str, Any]:
     """Access to memory that is not the peer's, or garbled."""
     ends.say("offer")
     incoming = ends.end.receive(timeout=SECONDS)
-    incoming.offer = incoming.offer._replace(access=[bytes(reversed(blob)) for blob in incoming.offer.access])
+    incoming.offer = incoming.offer._replace(access=[blob[:-30] + bytes(30) for blob in incoming.offer.access])
     return ends.outcome(lambda: incoming.read_into(ends.mine, IDS[: incoming.descriptor.layout.num_pages], timeout=5))
 
 

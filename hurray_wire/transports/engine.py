@@ -6,6 +6,7 @@ Implementations translate their engine's failures into `TransferError`, and impo
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
@@ -79,6 +80,10 @@ class Engine(ABC):
         Raises:
             TransferError: as `post`; the engine will write nothing more for this work.
         """
+
+    def rest(self, work: Any, seconds: float) -> None:
+        """Wait for the work to end, at most so long: for an engine that can be woken."""
+        time.sleep(seconds)
 
     @abstractmethod
     def abandon(self, work: Any) -> bool:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from hurray_wire.arrays import as_bytes
+import numpy as np
+
+from hurray_wire.arrays import Bytes, as_bytes
 from hurray_wire.descriptor import TensorDescriptor
-from hurray_wire.errors import Code, TransferError
+from hurray_wire.errors import Code, FrameError, HurrayWireError, TransferError
 from hurray_wire.forms import PREFIX_BYTES, Form, identify
+from hurray_wire.frame_reader import Described
 from hurray_wire.inspection import Inspection, inspection_of
 from hurray_wire.memory import allocated
 from hurray_wire.options import DecodeOptions
@@ -53,6 +56,8 @@ class Incoming:
         descriptor = self.found.descriptor
         sizes = [handle.byte_size for handle in descriptor.buffers]
         check_runs(offer, descriptor.layout.num_pages, descriptor.page_bytes, sizes[1:])
+        self.sums: Described | None = None if offer.sums_follow else self.found
+        self.fault: HurrayWireError | None = None
         self.withdrawn = False
         self.ended = False
         self.reading: Reading | None = None
@@ -121,6 +126,23 @@ class Incoming:
         if not self.ended and self.reading is None:
             self.finish(Kind.DECLINED, reason)
 
+    def _summed(self, raw: Bytes) -> Described:
+        """The header again, with checksums; all else in it must be as it was.
+
+        Raises:
+            FrameError: `section_cover`: it is not. All else as `described_header`.
+        """
+        summed, _ = described_header(raw, self.options)
+        old, new = self.found.head, summed.head
+        fields = [f for f in new.table.entries.dtype.names or () if f not in ("flags", "checksum")]
+        same = old.prologue == new.prologue and all(
+            np.array_equal(old.table.entries[field], new.table.entries[field]) for field in fields
+        )
+        start = old.prologue.header_length
+        if not same or raw[start:].tobytes() != self._raw[start:].tobytes():
+            raise FrameError("checksums of another tensor", code=Code.SECTION_COVER, where="offer.sums")
+        return summed
+
     def finish(self, kind: Kind, reason: str = "") -> None:
         """Tell the sender how it ended, once."""
         if not self.ended:
@@ -128,8 +150,13 @@ class Incoming:
             self._endpoint.told(self, Message(kind, self.transfer, reason.encode()))
 
     def heard(self, message: Message) -> None:
-        """The sender's word: it takes the offer back."""
-        if message.kind is Kind.WITHDRAWN:
+        """The sender's word: checksums that it had not made yet, or that it takes the offer back."""
+        if message.kind is Kind.SUMS and self.sums is None:
+            try:
+                self.sums = self._summed(as_bytes(message.body))
+            except HurrayWireError as error:
+                self.fault = error
+        elif message.kind is Kind.WITHDRAWN:
             self.withdrawn = True
             if self.reading is None:
                 self.finish(Kind.STOPPED)

@@ -18,8 +18,8 @@ from hurray_wire.indices import Int64Array
 
 PART = Struct("<4sBBHQII")
 """Magic, version, kind, reserved, transfer, part, parts."""
-OFFER = Struct("<IIII")
-"""Counts: regions whose access follows, bytes of the header, runs of pages, buffers behind the pool."""
+OFFER = Struct("<IIIII")
+"""Regions whose access follows, bytes of the header, runs of pages, buffers behind the pool; 1 if SUMS follow."""
 MAGIC = b"HRTM"
 VERSION = 1
 MOST_BYTES = 256 << 20
@@ -35,6 +35,8 @@ class Kind(IntEnum):
     DECLINED = 3
     WITHDRAWN = 4
     STOPPED = 5
+    SUMS = 6
+    WAITING = 7
 
 
 class Message(NamedTuple):
@@ -53,6 +55,8 @@ class Offer(NamedTuple):
     first: Int64Array
     pages: Int64Array
     buffers: list[int]
+    sums_follow: bool = False
+    """The payload is being hashed: the header with its checksums comes when that is done, while pages are read."""
 
 
 def parts_of(message: Message, most: int) -> Iterator[bytes]:
@@ -110,7 +114,7 @@ class Assembler:
 
 def build_offer(offer: Offer) -> bytes:
     """The body of an OFFER."""
-    counts = OFFER.pack(len(offer.access), len(offer.header), offer.first.size, len(offer.buffers))
+    counts = OFFER.pack(len(offer.access), len(offer.header), offer.first.size, len(offer.buffers), offer.sums_follow)
     access = b"".join(len(blob).to_bytes(4, "little") + blob for blob in offer.access)
     numbers = [offer.first, offer.pages, np.array(offer.buffers, np.int64)]
     return b"".join([counts, access, offer.header, *(part.astype("<i8").tobytes() for part in numbers)])
@@ -123,7 +127,9 @@ def parse_offer(body: bytes) -> Offer:
         TruncatedError, FrameError.
     """
     _need(body, OFFER.size, "counts")
-    regions, header_bytes, runs, buffers = OFFER.unpack_from(body)
+    regions, header_bytes, runs, buffers, sums_follow = OFFER.unpack_from(body)
+    if sums_follow > 1:
+        raise FrameError(f"flags are {sums_follow:#x}", code=Code.SECTION_FLAGS, where="offer.flags")
     at, access = OFFER.size, []
     for _ in range(regions):
         _need(body, at + 4, "access")
@@ -139,7 +145,9 @@ def parse_offer(body: bytes) -> Offer:
     numbers = np.frombuffer(body, "<i8", 2 * runs + buffers, at).astype(np.int64)
     if numbers.size and int(numbers.min()) < 0:
         raise FrameError("an address or a count is negative", code=Code.SECTION_OFFSET, where="offer")
-    return Offer(access, header, numbers[:runs], numbers[runs : 2 * runs], numbers[2 * runs :].tolist())
+    return Offer(
+        access, header, numbers[:runs], numbers[runs : 2 * runs], numbers[2 * runs :].tolist(), bool(sums_follow)
+    )
 
 
 def _need(body: bytes, size: int, where: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from binascii import Error as NotBase64
 from contextlib import suppress
-from threading import BoundedSemaphore, Event, Thread
+from threading import Event, Lock, Thread
 from typing import Any
 
 from hurray_wire.arrays import Bytes
@@ -23,9 +23,11 @@ from hurray_wire.transports.runs import Runs
 _MAILBOX_BYTES = 64
 
 
-_SLICE_RUNS = 256
-_SLICES = 2
-"""Over TCP the engine queues about two thousand reads a peer; more fail, and so does what is asked for soon after."""
+_SLICE_RUNS = 512
+"""Over TCP the engine queues about two thousand reads a peer; more fail, and so does what is asked for soon after.
+
+One slice is under way at a time: the engine waits by looking without pause, so each one more would take a core.
+"""
 
 
 class Work:
@@ -35,17 +37,17 @@ class Work:
     come was reported done while others were on their way (0.3.13).
     """
 
-    def __init__(self, engine: Any, peer: str, runs: Runs, room: BoundedSemaphore) -> None:
+    def __init__(self, engine: Any, peer: str, runs: Runs, turn: Lock) -> None:
         self.peer = peer
         self.ended = Event()
         self.given_up = False
         self.failed = False
-        Thread(target=self._move, args=(engine, runs, room), name="hurray_wire mooncake", daemon=True).start()
+        Thread(target=self._move, args=(engine, runs, turn), name="hurray_wire mooncake", daemon=True).start()
 
-    def _move(self, engine: Any, runs: Runs, room: BoundedSemaphore) -> None:
+    def _move(self, engine: Any, runs: Runs, turn: Lock) -> None:
         lists = [part.tolist() for part in (runs.target, runs.source, runs.length)]
         for at in range(0, runs.source.size, _SLICE_RUNS):
-            with room:
+            with turn:
                 if self.given_up or self.failed:
                     break
                 batch = engine.batch_transfer_async_read(self.peer, *(part[at : at + _SLICE_RUNS] for part in lists))
@@ -73,7 +75,7 @@ class MooncakeEngine(Engine):
             raise TransferError(f"Mooncake does not start with {protocol} at {host}", where="engine")
         self._name = f"{host}:{self._engine.get_rpc_port()}"
         self._mailbox = allocated(_MAILBOX_BYTES, None)
-        self._room = BoundedSemaphore(_SLICES)
+        self._turn = Lock()
         self._mailboxes: dict[str, int] = {}
         self._regions: dict[int, Region] = {}
         self.register(self._mailbox)
@@ -107,7 +109,7 @@ class MooncakeEngine(Engine):
         """Mooncake's peers tell each other what they have registered."""
 
     def post(self, peer: str, runs: Runs) -> Work:
-        return Work(self._engine, peer, runs, self._room)
+        return Work(self._engine, peer, runs, self._turn)
 
     def poll(self, work: Work) -> bool:
         if not work.ended.is_set():
@@ -122,6 +124,9 @@ class MooncakeEngine(Engine):
             return TransferError(f"{peer} does not answer", code=Code.PEER_LOST, where="peer")
         message = f"{peer} does not let Mooncake read its memory"
         return TransferError(message, code=Code.MEMORY_REFUSED, where="access")
+
+    def rest(self, work: Work, seconds: float) -> None:
+        work.ended.wait(seconds)
 
     def abandon(self, work: Work) -> bool:
         """Mooncake cannot stop a slice that is under way: it is waited for."""

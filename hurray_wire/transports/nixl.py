@@ -28,16 +28,21 @@ class NixlEngine(Engine):
     Args:
         name: the agent's name, unique among its peers; None draws one.
         backend: NIXL's plugin.
+        progress: a thread of NIXL's, which takes a core even while nothing moves. A sender needs it to be read over TCP
+            while it does something else; an end that only receives does without, since a reading polls.
         agent: an agent that is there already, with `backend` in it; it is not closed with the endpoint.
     """
 
     message_bytes = 1 << 20
 
-    def __init__(self, name: str | None = None, *, backend: str = "UCX", agent: Any = None) -> None:
+    def __init__(
+        self, name: str | None = None, *, backend: str = "UCX", progress: bool = True, agent: Any = None
+    ) -> None:
         if agent is None:
             from nixl._api import nixl_agent, nixl_agent_config
 
-            agent = nixl_agent(name or f"hurray-{urandom(8).hex()}", nixl_agent_config(backends=[backend]))
+            config = nixl_agent_config(enable_prog_thread=progress, backends=[backend])
+            agent = nixl_agent(name or f"hurray-{urandom(8).hex()}", config)
         self._agent = agent
         self._backend = backend
         self._admitted: set[tuple[str, bytes]] = set()
@@ -71,10 +76,9 @@ class NixlEngine(Engine):
     def admit(self, peer: str, access: bytes) -> None:
         if (peer, access) in self._admitted:
             return
-        name = self._added(access)
-        if name != peer:
-            message = f"{peer} gives access to memory of {name}"
-            raise TransferError(message, code=Code.MEMORY_REFUSED, where="access")
+        # Metadata names its agent, and loading it replaces what is known of that one: nobody speaks for another.
+        if peer.encode() not in access or self._added(access) != peer:
+            raise TransferError(f"{peer} gives no access of its own", code=Code.MEMORY_REFUSED, where="access")
         self._admitted.add((peer, access))
 
     def post(self, peer: str, runs: Runs) -> Any:

@@ -7,6 +7,7 @@ registered block.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from hurray_wire.transports.endpoints import Endpoint
 
 _ALIGNMENT = 64
+HASHED_LATER_BYTES = 4 << 20
+"""A pool from this size on is hashed while its first pages are being read already."""
 
 
 class Prepared:
@@ -44,7 +47,8 @@ class Prepared:
             raise bare_refused()
         try:
             payload = payload_of(tensor, options)
-            header = frame_writer.frame_header(payload, options)
+            early = options.checksum and payload.pages.nbytes >= HASHED_LATER_BYTES
+            header = frame_writer.frame_header(payload, replace(options, checksum=False) if early else options)
             first, pages = self._pages(payload)
             buffers = self._behind(payload)
         except BaseException:
@@ -53,7 +57,8 @@ class Prepared:
         self.tensor = tensor
         self.nbytes = payload.pages.nbytes + sum(table.size for table in payload.tables)
         access = list(dict.fromkeys(region.access for region in self.regions.values()))
-        self.offer = Offer(access, header, first, pages, buffers)
+        self.offer = Offer(access, header, first, pages, buffers, early)
+        self._payload, self._options = payload, options
 
     def _use(self, regions: list[Region]) -> None:
         for region in regions:
@@ -117,6 +122,10 @@ class Prepared:
     def message(self) -> bytes:
         """The offer as it is told."""
         return build_offer(self.offer)
+
+    def sums(self) -> bytes | None:
+        """The header with the payload's checksums, where the offer went without them: hashed now."""
+        return frame_writer.frame_header(self._payload, self._options) if self.offer.sums_follow else None
 
     def release(self) -> None:
         """Give the blocks back."""

@@ -7,6 +7,7 @@ while the engine brings the next: nothing that the peer does afterwards can chan
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,18 +26,20 @@ from hurray_wire.receiving import destination, fetch_from_buffers, tables_only
 from hurray_wire.tags import SectionKind
 from hurray_wire.tensor import BlockPagedTensor
 from hurray_wire.transports.memory import Block, Held
-from hurray_wire.transports.messages import Kind
+from hurray_wire.transports.messages import Kind, Message
 from hurray_wire.transports.runs import Runs, merged, unfolded, wire_pages
 
 if TYPE_CHECKING:
     from hurray_wire.transports.endpoints import Endpoint
     from hurray_wire.transports.incoming import Incoming
 
-BATCH_BYTES = 8 << 20
-"""Whole chunks that are asked for together: an engine's stride, and short enough to be hashed while more come."""
+BATCH_BYTES = 32 << 20
+"""Whole chunks that are asked for together: engines lose by less, and they are hashed while more come."""
 WINDOW = 4
-"""Batches on their way at a time."""
+"""Batches on their way at a time; half of them where they need blocks."""
 _ALIGNMENT = 64
+_ASK_SECONDS = 0.2
+"""How often a peer that owes checksums is asked whether it is there."""
 
 Steps = Generator[bool, None, Any]
 """Yields True where something went forward, False where it waits for the engine."""
@@ -96,8 +99,10 @@ class Reading:
         self._came = 0
         self._posted: deque[Posted] = deque()
         self._blocks: list[Block] = []
+        self._landed: list[Posted] = []
         self._hashing: deque[Future[None]] = deque()
         self._threads: ThreadPoolExecutor | None = None
+        self._fetch: frame_reader.Fetch
         self._result: BlockPagedTensor | None = None
         self._error: BaseException | None = None
         self._steps: Steps = self._run()
@@ -142,7 +147,7 @@ class Reading:
             As `Incoming.read_into`.
         """
         try:
-            self._endpoint.until(self._stepped, timeout, "the tensor is still on its way")
+            self._endpoint.until(self._stepped, timeout, "the tensor is still on its way", self._rest)
         except BaseException as error:  # of the wait itself: a timeout, an interrupt
             if self._error is None:
                 self._fail(error)
@@ -153,6 +158,13 @@ class Reading:
         """Whether it has ended; None asks to be called again at once."""
         forward = self._step()
         return True if self._result is not None else None if forward else False
+
+    def _rest(self, seconds: float) -> None:
+        """Wait for the engine, or for the sender's checksums."""
+        if self._posted and self._posted[0].work is not _NOTHING:
+            self._endpoint.engine.rest(self._posted[0].work, seconds)
+        else:
+            time.sleep(seconds)
 
     def cancel(self) -> None:
         """Give it up: `pages_written` are to be discarded; the sender is told."""
@@ -171,6 +183,8 @@ class Reading:
             if self._incoming.withdrawn:
                 message = f"{self._incoming.peer} has taken it back"
                 raise TransferError(message, code=Code.WITHDRAWN, where="transfer")
+            if self._incoming.fault is not None:
+                raise self._incoming.fault
             return next(self._steps)
         except StopIteration as ended:
             self._result = ended.value
@@ -234,6 +248,7 @@ class Reading:
         found = self._incoming.found
         copies = [as_bytes(buffer.tobytes()) for buffer in given]  # the block is used again
         fetch = fetch_from_buffers(found.head, as_bytes(self._incoming.offer.header), [_NO_POOL, *copies])
+        self._fetch = fetch
         small = small._replace(tables=frame_reader.read_tables(found.head, fetch))
         frame_reader.check_payload(found, fetch, self._options, pool=False)
         return self._target.mappable(tables_only(found, small, fetch, self._options))
@@ -242,17 +257,43 @@ class Reading:
         """Batch after batch; those that have come are hashed while others come."""
         waiting = deque(self._batches())
         total = self._incoming.found.descriptor.buffers[0].byte_size
-        helpers = default_threads(total, self._options.threads) - 1
-        if helpers and self._options.verify:
+        helpers = default_threads(total, self._options.threads)
+        if helpers > 1 and self._options.verify:
             self._threads = ThreadPoolExecutor(helpers, thread_name_prefix="hurray_wire transfer")
         while waiting or self._posted:
-            while waiting and len(self._posted) < WINDOW:
+            if waiting and self._room() > 0:
                 self._post(waiting.popleft())
                 self._collect()
                 yield True
-            yield from self._arrived()
+            elif self._posted:
+                yield from self._arrived()
+            else:
+                yield from self._owed()
+        yield from self._summed()
         while self._hashing:
             self._hashing.popleft().result()
+
+    def _room(self) -> int:
+        """Batches that may be asked for; blocks that wait for checksums take room, pages in place do not."""
+        if self._addresses is None:
+            return WINDOW // 2 - len(self._posted) - len(self._landed)
+        return WINDOW - len(self._posted)
+
+    def _owed(self) -> Steps:
+        """Wait for checksums that the sender has not made yet."""
+        asked = time.monotonic()
+        while self._options.verify and self._incoming.sums is None:
+            if time.monotonic() - asked > _ASK_SECONDS:
+                asked = time.monotonic()  # raises where nobody is there to answer
+                self._endpoint.tell(self._incoming.peer, Message(Kind.WAITING, self._incoming.transfer, b""))
+            yield False
+        self._collect()
+
+    def _summed(self) -> Steps:
+        """Hold everything to the checksums, whenever they come."""
+        yield from self._owed()
+        if self._incoming.sums is not None and self._incoming.sums is not self._incoming.found:
+            frame_reader.check_payload(self._incoming.sums, self._fetch, self._options, pool=False)
 
     def _arrived(self) -> Steps:
         """Wait for the first of the batches on their way, and have it verified."""
@@ -275,7 +316,7 @@ class Reading:
             return []
         entries = [found.head.table.records[row] for row in range(rows.start, rows.stop)]
         ends = np.array([entry.raw_offset + entry.raw_length for entry in entries], np.int64)
-        cuts = np.flatnonzero(np.diff(ends // BATCH_BYTES)) + 1
+        cuts = np.flatnonzero(np.diff((ends - 1) // BATCH_BYTES)) + 1
         bounds = [0, *cuts.tolist(), len(entries)]
         return [
             Batch(range(rows.start + a, rows.start + b), entries[a].raw_offset // width, int(ends[b - 1]) // width)
@@ -289,6 +330,7 @@ class Reading:
         block = None
         if self._addresses is None:
             block = self._endpoint.memory.take((batch.stop - batch.start) * width)
+            self._blocks.append(block)
             target = block.address + (pages - batch.start) * width
         else:
             target = self._addresses[pages]
@@ -299,34 +341,50 @@ class Reading:
 
     def _land(self, posted: Posted) -> None:
         """Verify a batch that has come, and place it if it is not in place."""
-        if self._threads is not None:
-            self._hashing.append(self._threads.submit(self._verify, posted))
-        elif self._options.verify or posted.block is not None:
-            self._verify(posted)
+        self._landed.append(posted)
+        self._collect()
 
     def _collect(self) -> None:
-        """The outcome of what has been hashed: an error is raised as soon as it is known."""
+        """Have hashed what has come, once its checksums are known; an error is raised as soon as it is."""
+        if self._incoming.sums is not None or not self._options.verify:
+            landed, self._landed = self._landed, []
+            for posted in landed:
+                self._judge(posted)
         while self._hashing and self._hashing[0].done():
             self._hashing.popleft().result()
 
-    def _verify(self, posted: Posted) -> None:
-        found, width = self._incoming.found, self._incoming.found.descriptor.page_bytes
-        batch, block = posted.batch, posted.block
-        if block is not None:
-            self._blocks.append(block)  # given back with the others, however this ends
-            self._target.fill_held(batch.start, ~self._wanted[batch.start : batch.stop], block.bytes)
+    def _judge(self, posted: Posted) -> None:
+        """Hold a batch to its checksums, where it has landed; from a block, its pages then go to their places."""
+        if posted.block is not None:
+            self._place(posted, posted.block)
+        elif self._threads is not None:
+            self._hashing += [self._threads.submit(self._verify, row, posted) for row in posted.batch.rows]
+        elif self._options.verify:
+            for row in posted.batch.rows:
+                self._verify(row, posted)
+
+    def _place(self, posted: Posted, block: Block) -> None:
+        wanted = self._wanted[posted.batch.start : posted.batch.stop]
+        self._target.fill_held(posted.batch.start, ~wanted, block.bytes)
         if self._options.verify:
-            for row in batch.rows:
-                entry = found.head.table.records[row]
-                start, stop = (n // width for n in (entry.raw_offset, entry.raw_offset + entry.raw_length))
-                if block is not None:
-                    pieces = [memoryview(block.bytes[(start - batch.start) * width : (stop - batch.start) * width])]
-                else:
-                    pieces = self._target.memory(np.arange(start, stop))
-                frame_reader.verify_pieces(found.head, row, pieces)
-        if block is not None:
-            self._target.put_wanted(batch.start, self._wanted[batch.start : batch.stop], block.bytes)
-            block.release()
+            for row in posted.batch.rows:
+                self._verify(row, posted)
+        self._target.put_wanted(posted.batch.start, wanted, block.bytes)
+        block.release()
+
+    def _verify(self, row: int, posted: Posted) -> None:
+        found = self._incoming.sums or self._incoming.found
+        frame_reader.verify_pieces(found.head, row, self._pieces(row, posted))
+
+    def _pieces(self, row: int, posted: Posted) -> list[memoryview]:
+        """Where a chunk has landed."""
+        width = self._incoming.found.descriptor.page_bytes
+        entry = self._incoming.found.head.table.records[row]
+        start, stop = entry.raw_offset, entry.raw_offset + entry.raw_length
+        if posted.block is None:
+            return self._target.memory(np.arange(start // width, stop // width))
+        first = posted.batch.start * width
+        return [memoryview(posted.block.bytes[start - first : stop - first])]
 
 
 _NO_POOL: Bytes = np.zeros(0, np.uint8)

@@ -141,6 +141,9 @@ class SocketEngine(Engine):
             raise work.error
         return True
 
+    def rest(self, work: Work, seconds: float) -> None:
+        work.finished.wait(seconds)
+
     def abandon(self, work: Work) -> bool:
         work.given_up = True
         if not work.finished.is_set():
@@ -157,7 +160,9 @@ class SocketEngine(Engine):
                 self._speaking[peer] = self._connected(peer)
             self._speaking[peer].sendall(_ASK.pack(_MESSAGE, len(message), 0, 0) + message)
         except (OSError, KeyError) as error:
-            self._speaking.pop(peer, None)
+            broken = self._speaking.pop(peer, None)
+            if broken is not None:
+                broken.close()
             raise TransferError(f"{peer}: {error}", code=Code.PEER_LOST, where="peer") from None
 
     def hear(self) -> list[tuple[str, bytes]]:
@@ -167,14 +172,15 @@ class SocketEngine(Engine):
         return heard
 
     def close(self) -> None:
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self._threads[0].join()  # from here on nobody is accepted
         for waiting in self._queues.values():
             waiting.put(None)
         with self._lock:
             self._regions.clear()
             open_ones = [*self._speaking.values(), *self._reading.values(), *self._accepted]
-        with suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
         for connection in open_ones:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -188,9 +194,13 @@ class SocketEngine(Engine):
     def _connected(self, peer: str) -> socket.socket:
         host, port = self._peers[peer]
         connection = socket.create_connection((host, port), timeout=_CONNECT_SECONDS)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.sendall(_HELLO.pack(_MAGIC, self._name.encode()))
-        connection.settimeout(None)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(_HELLO.pack(_MAGIC, self._name.encode()))
+            connection.settimeout(None)
+        except OSError:
+            connection.close()
+            raise
         return connection
 
     def _read_all(self, peer: str) -> None:
