@@ -420,6 +420,7 @@ def _raise_any(violations: Sequence[Violation]) -> None:
 # From a reader.
 
 _NO_POOL = frozen(np.zeros(0, np.uint8))
+_NO_SCALES = (None, None)
 
 
 def of_buffers(
@@ -459,8 +460,8 @@ def of_buffers(
         lens = None
     elif lens is None and layout.page_size:
         lens = _forced(ptr, layout.page_size, descriptor.shape[0])
-    found = (*descriptor.violations, *violations)
-    arrays = _scale_arrays(descriptor, scales)
+    found = (*descriptor.violations, *violations) if violations else descriptor.violations
+    arrays = _scale_arrays(descriptor, scales) if scales else _NO_SCALES
     view = _NO_POOL if pool is None else _pool_view(descriptor, pool)
     return Parts(descriptor, view, table, ptr, lens, *arrays, metadata, found)
 
@@ -474,9 +475,12 @@ def _indices(data: bytes, dtype: np.dtype[Any]) -> IntArray:
 def _check_tables(
     descriptor: TensorDescriptor, table: IntArray, ptr: IntArray, lens: IntArray | None
 ) -> list[Violation]:
-    layout = descriptor.layout
+    layout, size = descriptor.layout, descriptor.sizes[1]
+    if size == table.nbytes and indices.sound(
+        table, ptr, lens, layout.num_pages, layout.page_size, descriptor.shape[0]
+    ):
+        return []
     violations = indices.check_seq_ptr(ptr, table.size)
-    size = descriptor.buffers[1].byte_size
     if size % table.itemsize:
         message = f"is {size}, no multiple of {table.itemsize} bytes"
         violations.append(Violation(Code.BUFFER_SIZE, "buffers[1].byte_size", message))
@@ -493,11 +497,13 @@ def _placed(
     if offsets is None:
         return violations
     starts = offsets()
-    fields = {span.path: span.offset for span in descriptor.spans(starts.get("descriptor", 0))}
     placed = []
     for violation in violations:
         start = starts.get(violation.where.partition("[")[0])
-        at = fields.get(violation.where) if start is None else start + (violation.index or 0) * width
+        if start is not None:
+            at: int | None = start + (violation.index or 0) * width
+        elif (at := descriptor.offset_of(violation.where)) is not None:
+            at += starts.get("descriptor", 0)
         placed.append(located(violation, at))
     return placed
 

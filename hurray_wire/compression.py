@@ -146,7 +146,10 @@ def compress_chunk(raw: Bytes | memoryview, width: int) -> bytes | memoryview | 
             planes = kit.scratch((width - noisy) * (source.size // width))
             _split(source, width, noisy, planes)
         stored = kit.compressor.compress(planes.data)
-    frame = _behind_noise(source, width, noisy, stored) if noisy else stored
+    if noisy:
+        frame: bytes | memoryview = _behind_noise(source, width, noisy, stored)
+    else:
+        frame = bytes(memoryview(stored))  # what zstandard gives keeps the memory of the worst case
     return frame if len(frame) < source.size else None
 
 
@@ -340,8 +343,10 @@ def _drain_together(drain: Callable[[], None], threads: int, errors: dict[int, B
 def default_threads(total_bytes: int, threads: int | None) -> int:
     """`threads` if given, an integer from 1 on; else 1 below 4 MiB and then the cores at hand, at most 8."""
     if threads is None:
+        if total_bytes < _THREADED_FROM:
+            return 1
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return min(cores, _MOST_THREADS) if total_bytes >= _THREADED_FROM else 1
+        return min(cores, _MOST_THREADS)
     if isinstance(threads, bool):
         raise TypeError(f"threads must be an integer or None, not {threads!r}")
     count = operator.index(threads)

@@ -32,6 +32,7 @@ from hurray_wire.structs.descriptor import (
     Fields,
     build_descriptor,
     descriptor_bytes,
+    descriptor_offset,
     descriptor_spans,
     parse_descriptor,
 )
@@ -85,6 +86,7 @@ class TensorDescriptor:
         "composite",
         "dtype",
         "extension_type",
+        "extents",
         "layout",
         "page_bytes",
         "pool_shape",
@@ -92,6 +94,7 @@ class TensorDescriptor:
         "shape",
         "sizes",
         "statistics",
+        "total_bytes",
         "violations",
     )
 
@@ -112,6 +115,10 @@ class TensorDescriptor:
     """Bits an element, from the extension type where the element type is private."""
     pool_shape: tuple[int, int, int, int]
     """(num_pages, page_size, num_heads, head_dim)."""
+    extents: tuple[tuple[int, ...], tuple[int, ...], int]
+    """Sizes, alignments and page_bytes: all that decides how a frame covers the buffers."""
+    total_bytes: int
+    """Of all buffers together."""
     page_bytes: int
     """Bytes of one page, 0 where a page of packed elements ends inside a byte (or holds nothing)."""
     violations: tuple[Violation, ...]
@@ -154,12 +161,17 @@ class TensorDescriptor:
         layout, extension = self.layout, self.extension_type
         bits = self.dtype.bit_width if extension is None else extension.bit_width
         page_bits = layout.page_size * self.shape[1] * self.shape[2] * bits
+        page_bytes = 0 if page_bits % 8 else page_bits // 8
+        sizes = tuple(handle.byte_size for handle in self.buffers)
+        alignments = tuple(handle.alignment for handle in self.buffers)
         self._set(
-            sizes=tuple(handle.byte_size for handle in self.buffers),
-            alignments=tuple(handle.alignment for handle in self.buffers),
+            sizes=sizes,
+            alignments=alignments,
             bit_width=bits,
             pool_shape=(layout.num_pages, layout.page_size, *self.shape[1:]),
-            page_bytes=0 if page_bits % 8 else page_bits // 8,
+            page_bytes=page_bytes,
+            extents=(sizes, alignments, page_bytes),
+            total_bytes=sum(sizes),
         )
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -208,6 +220,10 @@ class TensorDescriptor:
         if self.violations:
             raise violations_error(self.violations)
         return self._encoded
+
+    def offset_of(self, path: str) -> int | None:
+        """Where a field begins in the descriptor's bytes."""
+        return descriptor_offset(self._encoded, path)
 
     def spans(self, base: int = 0) -> list[Span]:
         """Every field of the descriptor's bytes, which begin at `base`, those of a tolerated one too."""
@@ -418,11 +434,11 @@ def _decode(data: bytes, base: int, strict: bool) -> TensorDescriptor:
 
 def _placed(violations: list[Violation], data: bytes, base: int) -> list[Violation]:
     """The violations with the absolute offsets of their fields."""
-    offsets: dict[str, int] = {}
-    for span in descriptor_spans(data, base):
-        offsets.setdefault(span.path, span.offset)
-        offsets.setdefault(span.path.partition(".")[0], span.offset)  # a whole table
-    return [located(v, offsets.get(v.where, base + len(data))) for v in violations]
+    placed = []
+    for violation in violations:
+        offset = descriptor_offset(data, violation.where)
+        placed.append(located(violation, base + (len(data) if offset is None else offset)))
+    return placed
 
 
 def _from_fields(fields: Fields, data: bytes, violations: tuple[Violation, ...]) -> TensorDescriptor:

@@ -21,6 +21,7 @@ __all__ = [
     "InvalidDescriptorError",
     "LimitError",
     "MismatchError",
+    "StoreError",
     "TruncatedError",
     "UnsupportedError",
     "Violation",
@@ -120,6 +121,9 @@ class Code(StrEnum):
     STREAM_BYTES = "stream_bytes"
     FRAMES = "frames"
     MISMATCH = "mismatch"
+
+    # StoreError
+    STORE = "store"
 
 
 UNSUPPORTED_CODES = frozenset({Code.VERSION, Code.LAYOUT, Code.DTYPE, Code.SCHEME, Code.DYNAMIC})
@@ -269,6 +273,20 @@ class MismatchError(HurrayWireError):
         self_differences = tuple(differences)
         super().__init__("; ".join(map(str, self_differences)), where="expect")
         self.differences = self_differences
+
+
+class StoreError(HurrayWireError, OSError):
+    """A store did not take what was to be kept: it is full, refused, or went away. `__cause__` is its own error.
+
+    An OSError too, with its `errno` where the store's error had one. What was there before is still there, and
+    nothing half-written is left under the name.
+    """
+
+    default_code = Code.STORE
+
+    def __init__(self, message: str, *, where: str = "", cause: BaseException | None = None) -> None:
+        super().__init__(message, where=where)
+        self.errno = getattr(cause, "errno", None)
 
 
 def located(violation: Violation, offset: int | None) -> Violation:

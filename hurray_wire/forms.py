@@ -13,6 +13,7 @@ PREFIX_BYTES = 16
 _TELLING = 8
 """Bytes that are enough to take the beginning of a foreign mark for the mark."""
 
+_PLAIN_FRAME = FRAME_MAGIC + bytes([VERSION_MAJOR])
 _MAGICS = (BARE_MAGIC, CONTAINER_MAGIC, FRAME_MAGIC)
 
 _FOREIGN = (
@@ -56,6 +57,8 @@ def identify(prefix: bytes, offset: int = 0) -> Form:
         UnsupportedError: `container`, `foreign`, `version`.
         FrameError: `magic`.
     """
+    if prefix.startswith(_PLAIN_FRAME):
+        return Form.HRKV
     if prefix.startswith(FRAME_MAGIC):
         return _known_version(prefix, len(FRAME_MAGIC), offset, Form.HRKV)
     if prefix.startswith(CONTAINER_MAGIC):

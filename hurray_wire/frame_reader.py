@@ -9,11 +9,10 @@ but to verify it, and is viewed where it lies raw.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from hurray_wire.arrays import Bytes, as_bytes
@@ -65,7 +64,7 @@ class Head(NamedTuple):
 
     prologue: Any
     table: SectionTable
-    checksums: npt.NDArray[np.uint64]
+    checksums: Sequence[int]
     base: int
 
     @property
@@ -173,9 +172,9 @@ def describe(head: Head, fetch: Fetch, options: DecodeOptions, *, tables: bool =
     small = _read_small(head, fetch, tables)
     offset = head.base + head.table.first(_DESCRIPTOR).offset
     descriptor = _descriptor(small.descriptor, offset, options)
-    cover = covered(head.table, descriptor.sizes, descriptor.alignments, descriptor.page_bytes, head.base)
+    cover = covered(head.table, descriptor, head.base)
     check_frame_length(head.prologue.frame_length, cover.end, cover.alignment, head.base)
-    options.limits.check("decoded_bytes", sum(descriptor.sizes), "buffers", offset + FRONT_PLAN.size)
+    options.limits.check("decoded_bytes", descriptor.total_bytes, "buffers", offset + FRONT_PLAN.size)
     metadata = _metadata(head, small, descriptor)
     check_expected(descriptor, metadata, options.expect)
     return Described(head, descriptor, metadata, cover), small
@@ -193,12 +192,15 @@ class Small(NamedTuple):
 
 def check_limits(head: Head, limits: Limits) -> None:
     """The end of stage 3: sections whose size a limit bounds, before they are read."""
-    for kind, name in ((_DESCRIPTOR, "descriptor_bytes"), (_METADATA, "metadata_bytes")):
-        rows = head.table.kinds.get(kind)
-        if rows is not None and head.table.records[rows.start].raw_length > getattr(limits, name):
-            claimed = head.table.records[rows.start].raw_length
-            offset = entry_offset(rows.start, "raw_length", head.base)
-            limits.check(name, claimed, f"sections[{rows.start}].raw_length", offset)
+    for kind, name, limit in (
+        (_DESCRIPTOR, "descriptor_bytes", limits.descriptor_bytes),
+        (_METADATA, "metadata_bytes", limits.metadata_bytes),
+    ):
+        stored = head.table.small.get(kind)
+        if stored is not None and stored[0].length > limit:  # raw: as long as what it holds
+            row = stored[0].row
+            offset = entry_offset(row, "raw_length", head.base)
+            limits.check(name, stored[0].length, f"sections[{row}].raw_length", offset)
 
 
 def _read_small(head: Head, fetch: Fetch, tables: bool) -> Small:
@@ -215,15 +217,14 @@ def read_tables(head: Head, fetch: Fetch) -> tuple[bytes, bytes]:
 
 def _verified(head: Head, kind: int, fetch: Fetch) -> bytes | None:
     """A private copy of all bytes stored under a kind, verified; None where it does not stand."""
-    rows = head.table.kinds.get(kind)
-    if rows is None:
+    places = head.table.small.get(kind)
+    if places is None:
         return None
     chunks = []
-    for index in range(rows.start, rows.stop):
-        entry = head.table.records[index]
-        stored = private(fetch(entry.offset, entry.stored_length))
-        if xxhash.xxh3_64_intdigest(stored) != head.checksums.item(index):
-            verify_section(head, index, stored)  # says what differs
+    for row, offset, length in places:
+        stored = private(fetch(offset, length))
+        if xxhash.xxh3_64_intdigest(stored) != head.checksums[row]:
+            verify_section(head, row, stored)  # says what differs
         chunks.append(stored)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
@@ -233,7 +234,7 @@ def verify_section(head: Head, index: int, stored: Bytes | bytes) -> None:
     entry = head.table.records[index]
     if not entry.flags & _CHECKSUM:
         return
-    found, stated = xxhash.xxh3_64_intdigest(stored), head.checksums.item(index)
+    found, stated = xxhash.xxh3_64_intdigest(stored), head.checksums[index]
     if found != stated:
         kind = entry.kind
         name = SectionKind(kind).name.lower() if kind in set(SectionKind) else f"kind {kind:#04x}"

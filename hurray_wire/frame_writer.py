@@ -181,8 +181,8 @@ def raw_contents(payload: Payload, options: EncodeOptions, padded_to: int) -> tu
     front, back = front_sections(payload), back_sections(payload)
     pages = payload.pages
     geometry = _raw_geometry(
-        tuple((kind, data.size) for kind, data in front),
-        tuple((kind, data.size) for kind, data in back),
+        tuple([(kind, data.size) for kind, data in front]),
+        tuple([(kind, data.size) for kind, data in back]),
         (pages.num_pages, pages.page_bytes),
         pages_a_chunk(pages, options, len(front) + len(back)),
         GeometryKey(payload.descriptor.sizes, payload.descriptor.alignments),
@@ -327,29 +327,36 @@ Block = tuple[int, int, Sequence[Bytes]]
 """Offset in the frame, length, and the bytes in pieces."""
 
 
-def _in_order(header: bytes, blocks: Sequence[Block], frame_length: int) -> Iterator[Bytes]:
-    yield as_bytes(header)
+def _in_order(header: bytes, blocks: Sequence[Block], frame_length: int) -> Iterator[Bytes | bytes]:
+    yield header
     end = len(header)
     for offset, length, pieces in blocks:
         if offset > end:
-            yield np.zeros(offset - end, np.uint8)
+            yield _zeros(offset - end)
         yield from pieces
         end = offset + length
     if frame_length > end:
-        yield np.zeros(frame_length - end, np.uint8)
+        yield _zeros(frame_length - end)
 
 
-def _joined(pieces: Iterator[Bytes]) -> list[Bytes]:
+_ZEROS = bytes(4096)
+
+
+def _zeros(count: int) -> bytes:
+    return _ZEROS[:count] if count <= len(_ZEROS) else bytes(count)
+
+
+def _joined(pieces: Iterator[Bytes | bytes]) -> list[Bytes]:
     joined: list[Bytes] = []
-    small: list[Bytes] = []
+    small: list[Bytes | bytes] = []
     for piece in pieces:
-        if piece.size < _JOIN_BELOW:
+        if len(piece) < _JOIN_BELOW:
             small.append(piece)
             continue
         if small:
             joined.append(as_bytes(b"".join(small)))
             small = []
-        joined.append(piece)
+        joined.append(as_bytes(piece))
     if small:
         joined.append(as_bytes(b"".join(small)))
     return joined

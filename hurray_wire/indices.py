@@ -160,6 +160,32 @@ def check_block_table(block_table: IntArray, num_pages: int) -> list[Violation]:
     return [_told("block_table", Code.PAGE_ID, found, message)]
 
 
+_BRIEF = 1 << 12
+"""Entries up to which one look at everything at once beats the rules one by one, which name what they find."""
+
+
+def sound(
+    block_table: IntArray, seq_ptr: IntArray, seq_lens: IntArray | None, num_pages: int, page_size: int, tokens: int
+) -> bool:
+    """Whether short tables keep every rule of this room. False says nothing: ask the rules.
+
+    A step down in unsigned seq_ptr wraps to a step of at least 2^width - seq_ptr's greatest entry. No entry is above
+    num_seqs * entries while no step is above `entries`; with that product below half the range, every wrap is.
+    """
+    entries, num_seqs = block_table.size, seq_ptr.size - 1
+    if not 0 < entries + num_seqs <= _BRIEF or seq_ptr.item(0) != 0 or seq_ptr.item(-1) != entries:
+        return False
+    end = 1 << (8 * seq_ptr.itemsize - 1)
+    if num_seqs * entries >= end or entries * page_size >= end or largest(block_table) >= num_pages:
+        return False
+    if seq_lens is None:
+        return tokens <= entries * page_size and _ascending(seq_ptr)
+    pages = seq_ptr[1:] - seq_ptr[:-1]
+    if seq_lens.size != num_seqs or largest(pages) > entries or some(seq_lens > pages * page_size):
+        return False
+    return exact_sum(seq_lens) == tokens
+
+
 def check_token_count(total_tokens: int, entries: int, page_size: int) -> list[Violation]:
     """Tokens fit the pages that the sequences name (section 3)."""
     if total_tokens <= entries * page_size:

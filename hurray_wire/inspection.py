@@ -40,7 +40,8 @@ class Inspection:
 
     `.framing` ("hrkv" | "bare"), `.version` (major, minor), `.total_bytes` of the whole item, `.header_bytes` up to the
     first buffer, `.descriptor` (None for a closing frame), `.sections`, `.metadata`; a frame's `.sequence`, `.last`,
-    `.stream_id` (None in the bare form); `.spans`: every field in order, with absolute offset, path and meaning.
+    `.stream_id` and `.header_checksum` (None in the bare form); `.spans`: every field in order, with absolute offset,
+    path and meaning.
 
     Example:
         >>> import numpy as np
@@ -95,6 +96,18 @@ class Inspection:
 
     def __repr__(self) -> str:
         return f"<Inspection {self.framing} {self.total_bytes} bytes: {self.descriptor!r}>"
+
+    @property
+    def header_checksum(self) -> int | None:
+        """A frame's own checksum of its prologue and section table, which two different frames share only by chance.
+
+        None in the bare form. Pools that were not hashed (`checksum=False`) are not in it.
+        """
+        if self.framing != Form.HRKV:
+            return None
+        header = self._header[0]
+        checksum: int = CHECKSUM_PLAN.unpack(header, len(header) - CHECKSUM_PLAN.size).header_checksum
+        return checksum
 
     @property
     def sections(self) -> tuple[Section, ...]:

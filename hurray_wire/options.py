@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Any, Literal, TypedDict
 
 from hurray_wire.descriptor import TensorDescriptor
@@ -179,17 +180,28 @@ class DecodeOptions:
 
 
 DEFAULT_DECODING = DecodeOptions()
+_UNVERIFIED = DecodeOptions(verify=False)
 DEFAULT_ENCODING = EncodeOptions()
 
 
 def encode_options(options: Encoding | Sending) -> EncodeOptions:
-    """The checked form; the common case of no options costs nothing."""
-    return EncodeOptions(**options) if options else DEFAULT_ENCODING
+    """The checked form; no options cost nothing, and the same ones again next to nothing."""
+    if not options:
+        return DEFAULT_ENCODING
+    try:
+        return _known_encoding(**options)
+    except TypeError:  # what cannot be hashed is no option: the error that names it
+        return EncodeOptions(**options)
+
+
+_known_encoding = lru_cache(maxsize=64, typed=True)(EncodeOptions)
 
 
 def decode_options(options: Decoding) -> DecodeOptions:
-    """The checked form; the common case of no options costs nothing."""
-    return DecodeOptions(**options) if options else DEFAULT_DECODING
+    """The checked form; the common cases, no options and `verify=False` alone, cost nothing."""
+    if not options:
+        return DEFAULT_DECODING
+    return _UNVERIFIED if len(options) == 1 and options.get("verify") is False else DecodeOptions(**options)
 
 
 def check_expected(descriptor: TensorDescriptor, metadata: Metadata | None, expect: Metadata | None) -> None:

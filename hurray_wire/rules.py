@@ -15,7 +15,7 @@ from typing import Any
 
 from hurray_wire.dtypes import by_tag, packed_bytes
 from hurray_wire.errors import Code, InvalidDescriptorError, Violation
-from hurray_wire.structs.descriptor import HANDLE_PLAN, SCHEME_BYTES, SCHEME_HEAD_BYTES, Fields
+from hurray_wire.structs.descriptor import HANDLE_PLAN, SCHEME_HEAD_BYTES, Fields, scheme_takes
 from hurray_wire.tags import (
     BARE_MAGIC,
     BLOCK_PAGED,
@@ -153,9 +153,9 @@ def version(d: Fields) -> Found:
 
 def descriptor_length(d: Fields) -> Found:
     length = d.front.descriptor_length
-    if d.scheme_start is not None and d.scheme_start.length < scheme_bytes(d.scheme_start.scheme_tag):
+    if d.scheme_start is not None and d.scheme_start.length < scheme_takes(d.scheme_start):
         found = d.scheme_start.length
-        message = f"is {found}, the scheme takes {scheme_bytes(d.scheme_start.scheme_tag)}"
+        message = f"is {found}, the scheme takes {scheme_takes(d.scheme_start)}"
         return (Violation(Code.QUANTIZATION_SCHEME, "quantization.length", message, value=found),)
     if d.cut:
         return (Violation(Code.DESCRIPTOR_LENGTH, d.cut, f"runs past the descriptor's {length} bytes"),)
@@ -163,11 +163,6 @@ def descriptor_length(d: Fields) -> Found:
         return NONE
     message = f"is {length}, but the tables end at {d.end}"
     return (Violation(Code.DESCRIPTOR_LENGTH, "descriptor_length", message),)
-
-
-def scheme_bytes(scheme_tag: int) -> int:
-    """What a scheme takes, at least."""
-    return SCHEME_BYTES.get(scheme_tag, SCHEME_HEAD_BYTES)
 
 
 def flags(d: Fields) -> Found:
@@ -334,7 +329,7 @@ def quantization(d: Fields) -> Found:
     if scheme is None:
         start = d.scheme_start
         # A section that runs past the descriptor may stand anywhere: its tag is no tag to go by.
-        readable = start is not None and SCHEME_HEAD_BYTES <= start.length < scheme_bytes(start.scheme_tag)
+        readable = start is not None and SCHEME_HEAD_BYTES <= start.length < scheme_takes(start)
         return check_scheme_known(start) if readable else NONE
     violations = list(check_scheme(scheme))
     if any(v.code is Code.SCHEME for v in violations):

@@ -8,15 +8,16 @@ with the same one but for the checksums, which are no part of what is remembered
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
+from struct import Struct
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
+from hurray_wire.descriptor import TensorDescriptor
 from hurray_wire.errors import Code, FrameError
 from hurray_wire.structs.frame import CHECKSUM_PLAN, PROLOGUE_PLAN, SECTION_PLAN
 from hurray_wire.tags import MAX_FRAME_ALIGNMENT, MIN_ALIGNMENT, Codec, Filter, SectionFlag, SectionKind
@@ -86,6 +87,14 @@ def lay_out(planned: Sequence[Planned], alignments: Sequence[int]) -> tuple[list
     return offsets, end
 
 
+class Stored(NamedTuple):
+    """A section's place: its row, its offset from the frame's first byte, its bytes."""
+
+    row: int
+    offset: int
+    length: int
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class SectionTable:
     """A table that keeps the rules of stage 3; `entries` without their checksums."""
@@ -99,6 +108,12 @@ class SectionTable:
     """The rows whose checksums `verify` asks for: page_pool, scales, zero_points, where they have one."""
     unknown: tuple[int, ...]
     """The rows that only a later version knows."""
+    unchecked: tuple[int, ...]
+    """The rows without a checksum."""
+    small: dict[int, tuple[Stored, ...]]
+    """Where the bytes lie of each kind that is always copied and verified."""
+    covers: dict[Any, Cover] = field(default_factory=dict)
+    """What `covered` has found about descriptors that came with this table."""
 
     def rows(self, kind: int) -> Entries:
         """The entries of a kind, none where it does not stand."""
@@ -109,7 +124,7 @@ class SectionTable:
         return self.records[self.kinds[kind].start]
 
 
-_seen: dict[int, tuple[bytes, SectionTable]] = {}
+_seen: dict[tuple[Any, ...], SectionTable] = {}
 _SEEN_TABLES = 256
 _SEEN_SECTIONS = 1024
 """Longer tables are not remembered: memory is not a sender's to fill."""
@@ -136,7 +151,7 @@ class _Records(Sequence[Any]):
         return SECTION_PLAN.unpack(self._table, (row % len(self)) * SECTION_PLAN.size)
 
 
-def read_table(header: bytes, frame_length: int, base: int) -> tuple[SectionTable, npt.NDArray[np.uint64]]:
+def read_table(header: bytes, frame_length: int, base: int) -> tuple[SectionTable, Sequence[int]]:
     """Stage 3: the table in itself, and its column of checksums.
 
     Args:
@@ -147,21 +162,34 @@ def read_table(header: bytes, frame_length: int, base: int) -> tuple[SectionTabl
         FrameError: the first entry that breaks a rule, with its field.
     """
     count = (len(header) - FIXED_BYTES) // SECTION_PLAN.size
-    words = np.frombuffer(header, "<u8", count * 6, PROLOGUE_PLAN.size).reshape(count, 6)
-    checksums = words[:, 5]
-    key = words[:, :5].tobytes() + frame_length.to_bytes(8, "little")
-    digest = xxhash.xxh3_64_intdigest(key)
-    seen = _seen.get(digest)
-    if seen is not None and seen[0] == key:  # a digest can be forged, the bytes cannot
-        table = seen[1]
+    if count > _SEEN_SECTIONS:
+        entries = np.frombuffer(header, SECTION_DTYPE, count, PROLOGUE_PLAN.size)
+        table, checksums = _checked(entries, frame_length, base), entries["checksum"].tolist()
     else:
-        table = _checked(np.frombuffer(header, SECTION_DTYPE, count, PROLOGUE_PLAN.size), frame_length, base)
-        if count <= _SEEN_SECTIONS:
-            if len(_seen) >= _SEEN_TABLES:
-                _seen.clear()
-            _seen[digest] = (key, table)
-    _check_absent_checksums(table, checksums, base)
+        columns = _columns(count).unpack_from(header, PROLOGUE_PLAN.size)
+        checksums = columns[1::2]
+        key = (frame_length, *columns[::2])
+        table = _seen.get(key) or _remembered(key, header, count, base)
+    if table.unchecked and any(map(checksums.__getitem__, table.unchecked)):
+        row = next(row for row in table.unchecked if checksums[row])
+        message = f"is {checksums[row]:#018x}, must be 0 without CHECKSUM"
+        offset = entry_offset(row, "checksum", base)
+        raise FrameError(message, code=Code.SECTION_FLAGS, where=f"sections[{row}].checksum", offset=offset)
     return table, checksums
+
+
+@lru_cache(maxsize=_SEEN_TABLES)
+def _columns(count: int) -> Struct:
+    """Of so many entries, in turn: all that stands before the checksum, as bytes, and the checksum, which is last."""
+    return Struct("<" + f"{SECTION_PLAN.offset_of('checksum')}sQ" * count)
+
+
+def _remembered(key: tuple[Any, ...], header: bytes, count: int, base: int) -> SectionTable:
+    table = _checked(np.frombuffer(header, SECTION_DTYPE, count, PROLOGUE_PLAN.size), key[0], base)
+    if len(_seen) >= _SEEN_TABLES:
+        _seen.clear()
+    _seen[key] = table
+    return table
 
 
 class _Rule(NamedTuple):
@@ -292,7 +320,20 @@ def _checked(entries: Entries, frame_length: int, base: int) -> SectionTable:
     if len(own) <= _SEEN_SECTIONS:
         records = tuple(records)
     bulk = _buffer(own["kind"]) & ~np.isin(own["kind"], _ALWAYS_CHECKED) & _flag(own, _CHECKSUM)
-    return SectionTable(own, records, rows, _rows_of(bulk), _rows_of(_flag(own, _OPTIONAL)))
+    return SectionTable(
+        own,
+        records,
+        rows,
+        payload=_rows_of(bulk),
+        unknown=_rows_of(_flag(own, _OPTIONAL)),
+        unchecked=_rows_of(~_flag(own, _CHECKSUM)),
+        small={kind: _stored(own, rows[kind]) for kind in _ALWAYS_CHECKED if kind in rows},
+    )
+
+
+def _stored(entries: Entries, rows: slice) -> tuple[Stored, ...]:
+    offsets, lengths = entries["offset"][rows].tolist(), entries["stored_length"][rows].tolist()
+    return tuple(map(Stored, range(rows.start, rows.stop), offsets, lengths))
 
 
 def _rows_of(mask: Mask) -> tuple[int, ...]:
@@ -323,24 +364,6 @@ def entry_error(entries: Entries, index: int, field: str, code: Code, must: str,
         f"is {int(entries[index][field]):#x} in a section of kind {int(entries[index]['kind']):#04x}, must be {must}"
     )
     return FrameError(message, code=code, where=f"sections[{index}].{field}", offset=entry_offset(index, field, base))
-
-
-def _check_absent_checksums(table: SectionTable, checksums: npt.NDArray[np.uint64], base: int) -> None:
-    stray = _absent(table) if len(table.records) <= _SEEN_SECTIONS else _absent.__wrapped__(table)
-    if stray is None:
-        return
-    wrong = stray & (checksums != 0)
-    if wrong.any():
-        index = int(wrong.argmax())
-        message = f"is {int(checksums[index]):#018x}, must be 0 without CHECKSUM"
-        offset = entry_offset(index, "checksum", base)
-        raise FrameError(message, code=Code.SECTION_FLAGS, where=f"sections[{index}].checksum", offset=offset)
-
-
-@lru_cache(maxsize=_SEEN_TABLES)
-def _absent(table: SectionTable) -> Mask | None:
-    mask = ~_flag(table.entries, _CHECKSUM)
-    return mask if mask.any() else None
 
 
 def is_checked(entry: Any) -> bool:
@@ -375,29 +398,27 @@ class Cover(NamedTuple):
     end: int
 
 
-def covered(
-    table: SectionTable, sizes: tuple[int, ...], alignments: tuple[int, ...], page_bytes: int, base: int
-) -> Cover:
+def covered(table: SectionTable, descriptor: TensorDescriptor, base: int) -> Cover:
     """Stage 6: each buffer covered without gap or overlap, the pool by whole pages, every offset the lawful one.
 
-    Args:
-        sizes, alignments: of the descriptor's buffers, in bytes.
-        page_bytes: bytes of one page, 0 where a page does not end with a byte.
+    Asked once for each table and what a descriptor says of buffers: of 160 frames of a cache, 159 ask in vain.
 
     Raises:
         FrameError: `section_kind`, `section_cover`, `section_offset`.
     """
-    if len(table.records) > _SEEN_SECTIONS:
-        return _covered.__wrapped__(table, sizes, alignments, page_bytes, base)
-    try:
-        return _covered(table, sizes, alignments, page_bytes)
-    except FrameError:
-        return _covered.__wrapped__(table, sizes, alignments, page_bytes, base)
+    found = table.covers.get(descriptor.extents)
+    if found is None:
+        found = _covered(table, *descriptor.extents, base)
+        if len(table.covers) < _SEEN_COVERS:
+            table.covers[descriptor.extents] = found
+    return found
 
 
-@lru_cache(maxsize=_SEEN_TABLES)
+_SEEN_COVERS = 16
+
+
 def _covered(
-    table: SectionTable, sizes: tuple[int, ...], alignments: tuple[int, ...], page_bytes: int, base: int = 0
+    table: SectionTable, sizes: tuple[int, ...], alignments: tuple[int, ...], page_bytes: int, base: int
 ) -> Cover:
     entries = table.entries
     for kind in table.kinds:

@@ -5,6 +5,7 @@ What only a caller can provoke stands in one table here, each code with the call
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from test_conformance import CASES, CORPUS
 import hurray_wire as hw
 from hurray_wire import tags
 from hurray_wire.errors import Code
+from hurray_wire.integrations.redis import RedisStore
 from hurray_wire.rules import STORAGE
 from hurray_wire.testing import Case
 
@@ -29,6 +31,16 @@ def bare(**changes: Any) -> hw.BlockPagedTensor:
     return hw.BlockPagedTensor(pool, **arguments)
 
 
+class Full:
+    """A store's client that takes nothing."""
+
+    def set(self, *_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    def unlink(self, *_: Any) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+
 CALLERS: dict[Code, tuple[type[hw.HurrayWireError], Callable[[], Any]]] = {
     Code.SHAPE: (hw.InvalidDescriptorError, lambda: bare(num_heads=3)),
     Code.NUM_PAGES: (hw.InvalidDescriptorError, lambda: hw.BlockPagedLayout(4, 2**64, 0, 2)),
@@ -39,6 +51,7 @@ CALLERS: dict[Code, tuple[type[hw.HurrayWireError], Callable[[], Any]]] = {
     Code.SEQ_LENS_UNKNOWN: (hw.UnsupportedError, lambda: hw.decode(PLAIN.data()).gather(0)),
     Code.COPY_REQUIRED: (hw.UnsupportedError, lambda: hw.decode(CASES["frame-zstd-shuffle-2"].data(), copy=False)),
     Code.BARE_FORM: (hw.UnsupportedError, lambda: hw.encode(bare(), framing="bare", compression="zstd")),
+    Code.STORE: (hw.StoreError, lambda: RedisStore(Full()).put("key", bare())),
     Code.PACKED_POOL: (hw.UnsupportedError, lambda: bare(page_pool=np.zeros((2, 2, 1, 4), np.int8), dtype="int4")),
 }
 """Codes that no bytes provoke; `shape` also has a case, which other implementations may accept."""

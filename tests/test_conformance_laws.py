@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from support import same_item
-from test_conformance import CASES, KNOWN
+from test_conformance import CASES
 
 import hurray_wire as hw
 from hurray_wire.testing import tensors
@@ -172,15 +172,9 @@ def test_both_decoders_agree_on_single_byte_changes(name: str) -> None:
             changed = data[:at] + bytes([value]) + data[at + 1 :]
             ours, theirs = verdict(changed), independent_verdict(changed)
             same = ours[:2] == theirs[:2] and (ours[0] != "ok" or same_item(ours[2], theirs[2]))
-            if not same and not is_beyond_memory(ours, theirs) and not is_known(ours, theirs):
+            if not same and not is_beyond_memory(ours, theirs):
                 wrong.setdefault(f"{ours[:2]} against {theirs[:2]}", f"byte {at} = {value:#04x}")
     assert wrong == {}
-
-
-def is_known(ours: tuple[str, str, Any], theirs: tuple[str, str, Any]) -> bool:
-    """The disagreement of the one case in which the package is known to differ."""
-    pair = (ours[1], theirs[1])
-    return "scheme-length-zero" in KNOWN and pair == ("descriptor_length", "quantization_scheme")
 
 
 # Delivery.

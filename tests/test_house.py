@@ -12,6 +12,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -42,7 +43,7 @@ ROWS: dict[str, int] = {
             ("ops", "order", "inspection", "receiving"),
             ("codec", "engines"),
             ("stream",),
-            ("dump", "testing"),
+            ("dump", "testing", "integrations"),
         )
     )
     for row in rooms
@@ -51,7 +52,14 @@ FORMS = ("bare", "frame_writer", "frame_reader")
 ONLY_IN: dict[str, set[str]] = {
     "construct": {"structs.descriptor", "structs.frame", "structs.fused"},
     "zstandard": {"compression"},
-    "xxhash": {"sections", "frame_reader", "frame_writer", "stream.incoming", "dump.payload_walk"},
+    "xxhash": {
+        "sections",
+        "frame_reader",
+        "frame_writer",
+        "stream.incoming",
+        "dump.payload_walk",
+        "integrations.sealed",
+    },
     "asyncio": {"stream.aio"},
 }
 PRINTERS = ("dump", "testing")
@@ -227,12 +235,26 @@ def every_module() -> list[str]:
 
 def missing(source: str) -> list[str]:
     """Optional libraries that a piece of code asks for and that are not installed."""
-    return [name for name in ("torch", "transformers") if name in source and importlib.util.find_spec(name) is None]
+    optional = ("torch", "transformers", "fsspec")
+    return [name for name in optional if name in source and importlib.util.find_spec(name) is None]
+
+
+def optional_module(name: str) -> ModuleType:
+    """A module; where it is an integration of something that is not installed, the test is skipped."""
+    try:
+        with warnings.catch_warnings():
+            if name.startswith("hurray_wire.integrations."):
+                warnings.simplefilter("ignore")  # what others warn of while they are imported is theirs
+            return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if not name.startswith("hurray_wire.integrations.") or (error.name or "").startswith("hurray_wire"):
+            raise
+        pytest.skip(f"{error.name} is not installed")
 
 
 @pytest.mark.parametrize("name", every_module())
 def test_docstring_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module: ModuleType = importlib.import_module(name)
+    module = optional_module(name)
     monkeypatch.chdir(tmp_path)
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
     for test in doctest.DocTestFinder(exclude_empty=True).find(module, name):

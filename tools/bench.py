@@ -1,4 +1,5 @@
-"""Measure: `python tools/bench.py [--quick] [--only GROUP ...] [--rounds N] [--json FILE] [--markdown FILE]`.
+"""Measure: `python tools/bench.py [--quick] [--only GROUP ...] [--rounds N] [--json FILE] [--markdown FILE]
+[--plot FILE.svg]`.
 
 Ratios within one run, to a warm memory copy of the same payload and to what else does the same work; medians of
 interleaved rounds. Exit status 1 where a bound is missed.
@@ -17,6 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "bench"))
 
 from groups import GROUPS
 from measure import Results, missed
+from peers import decode_times
+from plot import svg
 
 
 def machine() -> str:
@@ -45,6 +48,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--plot", type=Path, help="decode time against pool size, ours and the peers', as SVG")
     arguments = parser.parse_args()
     results = Results(5 if arguments.quick else max(arguments.rounds, 3))
     for name in arguments.only:
@@ -54,6 +58,10 @@ def main() -> None:
     print(text)
     if arguments.markdown:
         arguments.markdown.write_text(text)
+    if arguments.plot:
+        sizes = [1 << power for power in range(14, 25 if arguments.quick else 31, 2)]
+        picture = svg(decode_times(results, sizes), "Time to decode one frame")
+        arguments.plot.write_text(picture)
     if arguments.json:
         arguments.json.write_text(json.dumps({"machine": machine(), "rows": results.json()}, indent=1))
     failures = missed(results.rows)

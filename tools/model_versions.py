@@ -18,7 +18,7 @@ import tomllib
 import venv
 from pathlib import Path
 
-from run import MODEL_PINS, ROOT
+from run import MODEL, ROOT
 
 VERSIONS = ("4.48.3", "4.53.3", "4.54.1", "4.57.6", "5.0.0", "5.12.0", "5.24.0")
 """The oldest that is supported, and those around which the cache's attributes, arguments or contents have changed."""
@@ -82,7 +82,7 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
 def _environment(cache: Path, version: str) -> Path:
     """The interpreter of an environment with this version: its own few packages before those that all share."""
     shared = cache / "shared"
-    pins = [line for line in MODEL_PINS.read_text().splitlines() if line.startswith("torch==")]
+    pins = [line for line in (ROOT / "tools" / MODEL.pins).read_text().splitlines() if line.startswith("torch==")]
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     _made(shared, [pins, needed])  # torch first: nothing else then chooses another one
     own = cache / f"transformers-{version}"

@@ -1,7 +1,7 @@
-"""Set up what is needed and run something: `python3 tools/run.py demo | test | lint | fixtures | examples | model`.
+"""Set up what is needed and run something: `python3 tools/run.py JOB ...`; without a job, what there is.
 
-In a fresh clone or a used one. Needs nothing but Python 3.11 or newer. Makes `.venv` beside the project once for
-each state of pyproject.toml, with the project installed in place; for models `.venv-model`, with torch as well.
+In a fresh clone or a used one. Needs nothing but Python 3.11 or newer. Each environment stands beside the project,
+`.venv` and others for what needs large packages, and is made anew when what it is made of changes.
 """
 
 from __future__ import annotations
@@ -13,11 +13,50 @@ import sys
 import venv
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-VENV = ROOT / ".venv"
-MODEL_VENV = ROOT / ".venv-model"
-MODEL_PINS = ROOT / "tools" / "model-pins.txt"
+
+
+class Environment(NamedTuple):
+    """A folder with Python, the project in place, and the packages of some extras."""
+
+    folder: str
+    extras: str = "dev"
+    pins: str = ""
+    """A file of exact versions that are installed first: a range would take whatever is newest, torch for CUDA."""
+
+    def ready(self) -> Path:
+        """Its interpreter, set up where that has not been done."""
+        folder = ROOT / self.folder
+        interpreter = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
+        pins = [ROOT / "tools" / self.pins] if self.pins else []
+        made_of = b"".join(path.read_bytes() for path in (ROOT / "pyproject.toml", *pins))
+        state = hashlib.sha256(made_of + self.extras.encode() + sys.version.encode()).hexdigest()
+        stamp = folder / "installed-for"
+        if stamp.is_file() and stamp.read_text() == state:
+            return interpreter
+        print(f"setting up {self.folder} (once)", flush=True)
+        venv.EnvBuilder(with_pip=True, clear=True).create(folder)
+        install = (interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        for path in pins:
+            run(*install, "--requirement", path)
+        run(*install, "--editable", f".[{self.extras}]")
+        stamp.write_text(state)
+        return interpreter
+
+    def python(self, *arguments: str) -> None:
+        """Run its Python."""
+        run(self.ready(), *arguments)
+
+    def pytest(self, *arguments: str) -> None:
+        """Run its tests, on two cores."""
+        self.python("-m", "pytest", "-n", "2", "--dist", "loadfile", *arguments)
+
+
+PLAIN = Environment(".venv")
+MODEL = Environment(".venv-model", pins="model-pins.txt")
+STORES = Environment(".venv-stores", "dev,stores")
 
 
 def run(*command: str | Path) -> None:
@@ -27,81 +66,77 @@ def run(*command: str | Path) -> None:
         sys.exit(status)
 
 
-def python(*arguments: str, folder: Path = VENV) -> None:
-    """Run an environment's Python."""
-    run(set_up(folder), *arguments)
-
-
-def set_up(folder: Path) -> Path:
-    """An environment with the project and its development packages, made anew when what it is made for changes.
-
-    The one for models has the packages that are pinned for it, installed before anything asks for others.
-    """
-    interpreter = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
-    pins = [MODEL_PINS] if folder == MODEL_VENV else []
-    contents = b"".join(path.read_bytes() for path in (ROOT / "pyproject.toml", *pins))
-    state, stamp = hashlib.sha256(contents + sys.version.encode()).hexdigest(), folder / "installed-for"
-    if not stamp.is_file() or stamp.read_text() != state:
-        print(f"setting up {folder.name} (once)", flush=True)
-        venv.EnvBuilder(with_pip=True, clear=True).create(folder)
-        install = (interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-        for path in pins:
-            run(*install, "--requirement", path)
-        run(*install, "--editable", ".[dev]")
-        stamp.write_text(state)
-    return interpreter
+def tests_that_name(*words: str) -> list[str]:
+    """The test files in whose text one of the words stands."""
+    paths = sorted((ROOT / "tests").glob("test_*.py"))
+    return [str(path) for path in paths if any(word in path.read_text() for word in words)]
 
 
 def demo() -> None:
     """The main job on real data: a cache computed by a model goes from one process to another."""
-    python("examples/prefill_decode.py")
+    PLAIN.python("examples/prefill_decode.py")
+
+
+def parsers() -> None:
+    """Parsers in Python from the Kaitai definitions, which the tests then use; needs npm."""
+    PLAIN.python("tools/kaitai.py")
 
 
 def test() -> None:
-    """All tests, on two cores."""
-    python("-m", "pytest", "-n", "2", "--dist", "loadfile")
+    """All tests, on two cores; those of optional packages are skipped, and say so."""
+    PLAIN.pytest()
 
 
 def lint() -> None:
     """Formatting, lint and types."""
-    python("-m", "ruff", "format", "--check")
-    python("-m", "ruff", "check")
-    python("-m", "mypy")
+    PLAIN.python("-m", "ruff", "format", "--check")
+    PLAIN.python("-m", "ruff", "check")
+    PLAIN.python("-m", "mypy")
 
 
 def fixtures() -> None:
     """Whether the golden files are what their sources make."""
-    python("tools/make_fixtures.py", "--check")
-    python("tools/make_dump_goldens.py", "--check")
+    PLAIN.python("tools/make_fixtures.py", "--check")
+    PLAIN.python("tools/make_dump_goldens.py", "--check")
+
+
+OPTIONAL = ("torch", "redis", "fsspec", "ray", "lmcache", "vllm", "nixl", "mooncake")
 
 
 def examples() -> None:
     """Every example that needs no optional package."""
     for path in sorted((ROOT / "examples").glob("*.py")):
-        if "\nimport torch" not in path.read_text():
-            print(f"== {path.name}", flush=True)
-            python(str(path))
+        needed = [name for name in OPTIONAL if f"\nimport {name}" in path.read_text()]
+        print(f"== {path.name}{f': needs {needed[0]}, not run here' if needed else ''}", flush=True)
+        if not needed:
+            PLAIN.python(str(path))
 
 
 def model() -> None:
     """A real model: prefill in one process, decode in another, bit for bit as if one had done both."""
-    python("examples/transformers_prefill_decode.py", folder=MODEL_VENV)
+    MODEL.python("examples/transformers_prefill_decode.py")
 
 
 def model_tests() -> None:
-    """The tests that need torch or transformers, which are skipped elsewhere."""
-    tests = (path for path in sorted((ROOT / "tests").glob("test_*.py")) if "torch" in path.read_text())
-    python("-m", "pytest", "-n", "2", "--dist", "loadfile", *map(str, tests), folder=MODEL_VENV)
+    """The tests that need torch or transformers."""
+    MODEL.pytest(*tests_that_name("torch"))
+
+
+def stores() -> None:
+    """The tests of Redis (where redis-server is), fsspec and Ray."""
+    STORES.pytest("-rs", *tests_that_name("integrations.redis", "integrations.fsspec", "integrations.ray"))
 
 
 JOBS: dict[str, Callable[[], None]] = {
     "demo": demo,
+    "parsers": parsers,
     "test": test,
     "lint": lint,
     "fixtures": fixtures,
     "examples": examples,
     "model": model,
     "model-tests": model_tests,
+    "stores": stores,
 }
 
 
@@ -109,7 +144,8 @@ def main() -> None:
     """Run the jobs that are named."""
     names = sys.argv[1:]
     if not names or not set(names) <= JOBS.keys():
-        sys.exit(f"usage: python3 tools/run.py {' | '.join(JOBS)}")
+        told = "\n".join(f"  {name:12} {(job.__doc__ or '').splitlines()[0]}" for name, job in JOBS.items())
+        sys.exit(f"usage: python3 tools/run.py JOB ...\n{told}")
     if sys.version_info < (3, 11):  # noqa: UP036 - run by whatever python3 is
         sys.exit("Python 3.11 or newer is needed")
     for name in names:

@@ -20,7 +20,6 @@ from hurray_wire.structs.frame import PROLOGUE_PLAN
 from hurray_wire.tags import BARE_MAGIC, SectionFlag, SectionKind
 
 _CHECKSUM = int(SectionFlag.CHECKSUM)
-_WHOLE_WORD = (1 << 64) - 1
 
 
 def read_header(source: Source, offset: int, index: int) -> Item:
@@ -180,9 +179,8 @@ def _read_cover(item: Item) -> None:
     head, descriptor = item.head, item.descriptor
     if head is None or descriptor is None or head.closing:
         return
-    page_bytes = min(descriptor.page_bytes, _WHOLE_WORD)  # the rule divides in 64 bits
     with item.stage(Stage.FIT):
-        item.cover = covered(head.table, descriptor.sizes, descriptor.alignments, page_bytes, head.base)
+        item.cover = covered(head.table, descriptor, head.base)
         check_frame_length(head.prologue.frame_length, item.cover.end, item.cover.alignment, head.base)
         LIMITS.check("decoded_bytes", sum(descriptor.sizes), "buffers", item.descriptor_offset)
 

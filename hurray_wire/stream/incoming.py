@@ -338,8 +338,8 @@ class FrameIncoming(Incoming):
                 for piece in vector:
                     digest.update(piece)
             done()
-        if checked and digest.intdigest() != int(self.found.head.checksums[index]):
-            message = f"page_pool: {frame_reader.differ(digest.intdigest(), int(self.found.head.checksums[index]))}"
+        if checked and digest.intdigest() != self.found.head.checksums[index]:
+            message = f"page_pool: {frame_reader.differ(digest.intdigest(), self.found.head.checksums[index])}"
             raise ChecksumError(message, where=f"sections[{index}]", offset=self.base + offset)
 
     def _coded_chunk(self, index: int, target: Destination) -> Asking:

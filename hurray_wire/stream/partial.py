@@ -5,8 +5,7 @@ Over a buffer, a file, or anything that can `read_at(offset, length)`: a mapped 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -15,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hurray_wire import bare, frame_reader
-from hurray_wire.arrays import Bytes, as_bytes, raw_view
+from hurray_wire.arrays import Bytes, raw_view
 from hurray_wire.assembly import Parts, of_buffers
 from hurray_wire.descriptor import TensorDescriptor, decode_descriptor, stated_length
-from hurray_wire.errors import Code, TruncatedError, UnsupportedError
+from hurray_wire.errors import Code, UnsupportedError
 from hurray_wire.forms import PREFIX_BYTES, Form, identify
 from hurray_wire.indices import as_integers
 from hurray_wire.inspection import Inspection, inspect_bare, inspection_of
@@ -27,13 +26,13 @@ from hurray_wire.options import DEFAULT_LIMITS, DecodeOptions, Limits, check_exp
 from hurray_wire.pages import PagePool
 from hurray_wire.receiving import tables_only
 from hurray_wire.sections import header_bytes
+from hurray_wire.stream.ranges import RangeReader
 from hurray_wire.structs.frame import PROLOGUE_PLAN
-from hurray_wire.tags import Codec, SectionKind
+from hurray_wire.tags import MIN_ALIGNMENT, Codec, SectionKind
 from hurray_wire.tensor import BlockPagedTensor, token_elements
 
 __all__ = ["Frame", "open_frame"]
 
-ReadAt = Callable[[int, int], Any]
 Array = npt.NDArray[Any]
 
 
@@ -48,7 +47,8 @@ def open_frame(
     """Read the head and the tables of the item at `offset`, and leave its pool where it is. Sections 3 and 4.
 
     Args:
-        source: a buffer, a path, or `read_at(offset, length) -> bytes`, which gives less only at its end.
+        source: a buffer, a path, or `read_at(offset, length) -> bytes`, which gives less only at its end; an object
+            with that method and, where it fetches several ranges at once, `read_ranges([(offset, length), ...])`.
         limits, expect: as in `decode`.
         verify: whether the chunks that are touched are held to their checksums; without it raw chunks are read by
             the page.
@@ -68,75 +68,13 @@ def open_frame(
         ...     frame.gather(0)[0, 0].tolist(), len(frame.ranges(0))
         ([32, 33, 34, 35, 36, 37, 38, 39], 1)
     """
-    reader = _Reader.of(source)
+    reader = RangeReader.of(source)
     options = DecodeOptions(limits=limits, expect=expect, verify=verify, owned=reader.owned)
     try:
         return _opened(reader, offset, options)
     except BaseException:
         reader.close()
         raise
-
-
-class _Reader:
-    """Bytes by offset; short only at the end of the source."""
-
-    def __init__(self, read_at: ReadAt, close: Callable[[], None] | None = None) -> None:
-        self._read_at = read_at
-        self._close = close
-        self.owned = close is not None
-        """Whether what is read is in memory of the library's own."""
-
-    @classmethod
-    def of(cls, source: Any) -> _Reader:
-        if isinstance(source, str | os.PathLike):
-            fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
-            return cls(lambda offset, length: _pread(fd, offset, length), lambda: os.close(fd))
-        if callable(source):
-            return cls(source)
-        data = as_bytes(source)
-        return cls(lambda offset, length: data[offset : offset + length])
-
-    def read(self, offset: int, length: int) -> Bytes:
-        """All `length` bytes, or as many as there are."""
-        return as_bytes(self._read_at(offset, length))[:length] if length else np.zeros(0, np.uint8)
-
-    def exactly(self, offset: int, length: int, base: int, needed: int, where: str) -> Bytes:
-        """All `length` bytes of an item that begins at `base` and takes `needed`, or TruncatedError."""
-        data = self.read(offset, length)
-        if data.size < length:
-            available = self._available(base, offset + data.size - base)
-            raise TruncatedError(needed=needed, available=available, where=where, offset=base + available)
-        return data
-
-    def _available(self, base: int, most: int) -> int:
-        """How many bytes there are from `base`, of at most so many: found by halves, a byte a look."""
-        least = 0
-        while least < most:
-            middle = (least + most + 1) // 2
-            least, most = (middle, most) if self.read(base + middle - 1, 1).size else (least, middle - 1)
-        return least
-
-    def close(self) -> None:
-        close, self._close = self._close, None
-        if close is not None:
-            self._read_at = _closed  # the descriptor's number may be another file's by now
-            close()
-
-
-def _closed(offset: int, length: int) -> Any:
-    raise ValueError("the frame is closed")
-
-
-def _pread(fd: int, offset: int, length: int) -> Bytes:
-    """A read may give less than asked long before the end."""
-    out = allocated(length, None)
-    at = 0
-    while at < length:
-        count = os.preadv(fd, [memoryview(out)[at : at + (1 << 30)]], offset + at)
-        if not count:
-            break
-        at += count
-    return out[:at]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +89,7 @@ class _Run:
     raw: bool
 
 
-def _opened(reader: _Reader, offset: int, options: DecodeOptions) -> Frame:
+def _opened(reader: RangeReader, offset: int, options: DecodeOptions) -> Frame:
     prefix = reader.read(offset, PREFIX_BYTES).tobytes()
     if identify(prefix, offset) is Form.BARE:
         return _opened_bare(reader, offset, options)
@@ -171,7 +109,7 @@ def _opened(reader: _Reader, offset: int, options: DecodeOptions) -> Frame:
     runs = _runs_of(head, found.descriptor)
     front = fetch(0, header_bytes(head.table, total))
     inspection = inspection_of(head, found, small.descriptor, front)
-    return Frame(reader, parts, runs, inspection, options, found, offset)
+    return Frame(reader, parts, runs, inspection, options, found, small, offset)
 
 
 def _runs_of(head: frame_reader.Head, descriptor: TensorDescriptor) -> list[_Run]:
@@ -186,7 +124,7 @@ def _runs_of(head: frame_reader.Head, descriptor: TensorDescriptor) -> list[_Run
     return runs
 
 
-def _opened_bare(reader: _Reader, offset: int, options: DecodeOptions) -> Frame:
+def _opened_bare(reader: RangeReader, offset: int, options: DecodeOptions) -> Frame:
     prefix = reader.read(offset, 20)
     length = stated_length(memoryview(prefix), offset)
     options.limits.check("descriptor_bytes", length, "descriptor_length", offset + 6)
@@ -204,7 +142,7 @@ def _opened_bare(reader: _Reader, offset: int, options: DecodeOptions) -> Frame:
     )
     runs = [_Run(0, descriptor.layout.num_pages, starts[0], sizes[0], 0, raw=True)] if sizes[0] else []
     inspection = inspect_bare(data, 0, options, base=offset)
-    return Frame(reader, parts, runs, inspection, options, None, offset)
+    return Frame(reader, parts, runs, inspection, options, None, None, offset)
 
 
 class Frame:
@@ -223,12 +161,13 @@ class Frame:
 
     def __init__(
         self,
-        reader: _Reader,
+        reader: RangeReader,
         parts: Parts,
         runs: list[_Run],
         inspection: Inspection,
         options: DecodeOptions,
         found: frame_reader.Described | None,
+        small: frame_reader.Small | None,
         base: int,
     ) -> None:
         self.inspection = inspection
@@ -242,6 +181,7 @@ class Frame:
         self._firsts = np.array([run.first_page for run in runs], np.int64)
         self._options = options
         self._found = found
+        self._small = small
         self._base = base
         self._page_bytes = parts.descriptor.page_bytes
 
@@ -254,23 +194,12 @@ class Frame:
             IndexError: no such sequence.
             UnsupportedError: `seq_lens_unknown`.
         """
-        return _joined(self._wanted(np.unique(self._live_pages(seq)).astype(np.int64)))
+        touched = self._touched(np.unique(self._live_pages(seq)).astype(np.int64))
+        return _joined([one for run, pages in touched for one in self._stored_ranges(run, pages)])
 
     def _by_page(self, run: _Run) -> bool:
         """Whether single pages of a run can be read: not where its checksum wants all of it."""
         return run.raw and not (self._options.verify and self._found is not None)
-
-    def _wanted(self, ids: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-        wanted: list[tuple[int, int]] = []
-        for run, pages in self._touched(ids):
-            if self._by_page(run):
-                cuts = np.flatnonzero(np.diff(pages) != 1) + 1
-                spans = [(part[0], part.size) for part in np.split(pages, cuts)]
-                width = self._page_bytes
-                wanted += [(run.offset + (int(p) - run.first_page) * width, n * width) for p, n in spans]
-            else:
-                wanted.append((run.offset, run.stored_bytes))
-        return wanted
 
     def _touched(self, ids: npt.NDArray[np.int64]) -> list[tuple[_Run, npt.NDArray[np.int64]]]:
         """The runs that hold any of the (sorted) pages, with those."""
@@ -313,11 +242,25 @@ class Frame:
             raise ValueError(f"out must be {(wanted.size, *shape)} of {element}, is {out.shape} of {out.dtype}")
         order = np.argsort(wanted, kind="stable")
         done = 0
-        for run, pages in self._touched(wanted[order]):
+        for run, pages, read in self._read(wanted[order]):
             places = order[done : done + pages.size]
-            out[places] = self._read_pages(run, pages).view(element).reshape(pages.size, *shape)
+            out[places] = self._pages_of(run, pages, read).view(element).reshape(pages.size, *shape)
             done += pages.size
         return out
+
+    def _read(self, ids: npt.NDArray[np.int64]) -> Iterator[tuple[_Run, npt.NDArray[np.int64], list[Bytes]]]:
+        """The runs that hold any of the (sorted) pages, with those and the stored bytes of `_stored_ranges`."""
+        touched = self._touched(ids)
+        ranges = [self._stored_ranges(run, pages) for run, pages in touched]
+        total, at = self.inspection.total_bytes, 0
+        read: list[Bytes] = []
+        batches = iter(self._reader.batches([one for several in ranges for one in several]))
+        for (run, pages), several in zip(touched, ranges, strict=True):
+            while len(read) - at < len(several):
+                read = read[at:] + self._reader.many(next(batches), self._base, total, "page_pool")
+                at = 0
+            yield run, pages, read[at : at + len(several)]
+            at += len(several)
 
     def _page_shape(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
         descriptor = self.descriptor
@@ -328,28 +271,29 @@ class Frame:
             return (self._page_bytes,), np.dtype(np.uint8)
         return (descriptor.layout.page_size, *descriptor.shape[1:]), descriptor.dtype.numpy
 
-    def _read_pages(self, run: _Run, pages: npt.NDArray[np.int64]) -> Bytes:
-        """The bytes of (sorted) pages of one run, one behind the other."""
-        out = allocated(pages.size * self._page_bytes, None)
+    def _stored_ranges(self, run: _Run, pages: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+        """What to read for (sorted) pages of one run: those pages, neighbours joined, or all of it."""
+        if not self._by_page(run):
+            return [(run.offset, run.stored_bytes)]
+        distinct = np.unique(pages)
+        spans = np.split(distinct, np.flatnonzero(np.diff(distinct) != 1) + 1)
+        width = self._page_bytes
+        return [(run.offset + (int(span[0]) - run.first_page) * width, span.size * width) for span in spans]
+
+    def _pages_of(self, run: _Run, pages: npt.NDArray[np.int64], read: list[Bytes]) -> Bytes:
+        """The bytes of (sorted) pages of one run, one behind the other, from what was read for them."""
         if self._by_page(run):
-            at = 0
-            for offset, length in self._wanted_of(run, pages):
-                out[at : at + length] = self._exactly(offset, length)
-                at += length
-            return _repeated(out[:at], pages, self._page_bytes)
-        rows = self._decoded(run).reshape(run.num_pages, self._page_bytes)
+            return _repeated(read[0] if len(read) == 1 else np.concatenate(read), pages, self._page_bytes)
+        rows = self._decoded(run, read[0]).reshape(run.num_pages, self._page_bytes)
+        first, count = int(pages[0]) - run.first_page, pages.size
+        if int(pages[-1]) - int(pages[0]) == count - 1 and np.unique(pages).size == count:
+            return rows[first : first + count].reshape(-1)  # neighbours, as they lie
+        out = allocated(count * self._page_bytes, None)
         PagePool(rows, run.num_pages, self._page_bytes).copy(pages - run.first_page, out)
         return out
 
-    def _wanted_of(self, run: _Run, pages: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-        cuts = np.flatnonzero(np.diff(np.unique(pages)) != 1) + 1
-        spans = np.split(np.unique(pages), cuts)
-        width = self._page_bytes
-        return [(run.offset + (int(s[0]) - run.first_page) * width, s.size * width) for s in spans]
-
-    def _decoded(self, run: _Run) -> Bytes:
+    def _decoded(self, run: _Run, stored: Bytes) -> Bytes:
         """A whole chunk, verified and decoded."""
-        stored = self._exactly(run.offset, run.stored_bytes)
         if self._found is None:
             return stored
         if self._options.verify:
@@ -375,18 +319,22 @@ class Frame:
         return token_elements(self.descriptor, run, int(self.seq_lens[seq]))
 
     def tensor(self) -> BlockPagedTensor:
-        """The whole tensor, its pool read, verified and decoded, its padding checked."""
-        if self._found is not None:
-            fetch = self._fetch(self._base, self.inspection.total_bytes)
-            frame_reader.check_payload(self._found, fetch, self._options)
-            pool = frame_reader.read_buffer(self._found, 0, fetch, self._options)
-        else:
+        """The whole tensor, read once, verified and decoded, its padding checked."""
+        if self._found is None or self._small is None:
             stored = self._exactly(self._runs[0].offset, self._runs[0].stored_bytes) if self._runs else _NOTHING
-            pool = placed(stored, self.descriptor, 0, self._options)
-        return BlockPagedTensor.of_parts(self._parts.with_pool(pool))
+            return BlockPagedTensor.of_parts(self._parts.with_pool(placed(stored, self.descriptor, 0, self._options)))
+        fetch = self._fetch()
+        frame_reader.check_payload(self._found, fetch, self._options)
+        return BlockPagedTensor.of_parts(frame_reader.finish(self._found, self._small, fetch, self._options))
 
-    def _fetch(self, base: int, total: int) -> frame_reader.Fetch:
-        return lambda start, length: self._reader.exactly(base + start, length, base, total, "frame_length")
+    def _fetch(self) -> frame_reader.Fetch:
+        """Bytes of the frame from one reading of all behind its header: what is verified is what is handed out."""
+        assert self._found is not None
+        total = self.inspection.total_bytes
+        # From a multiple of 64 on, so that what is aligned in the frame is aligned in memory.
+        start = self._found.head.prologue.header_length // MIN_ALIGNMENT * MIN_ALIGNMENT
+        rest = self._exactly(self._base + start, total - start)
+        return lambda at, length: rest[at - start : at - start + length]
 
     def close(self) -> None:
         """Close what a path opened."""

@@ -6,6 +6,7 @@ that they hold what they must is said by `rules`, once, for readers and writers 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -175,6 +176,8 @@ STATISTICS_PLAN = Plan(STATISTICS)
 EXTENSION_PLAN = Plan(EXTENSION_TYPE)
 COMPOSITE_PLAN = Plan(COMPOSITE)
 _SCHEME_PLAN = Plan(SCHEME_START)
+_CUT_SCHEME_PLAN = Plan("quantization" / SCHEME_START)  # what can be read of a section that cannot be
+_LENGTH_BYTES = _SCHEME_PLAN.packed_size("length")
 
 
 class Fields(NamedTuple):
@@ -209,17 +212,29 @@ def _tail_groups(buffer_count: int, flags: int, scheme_tag: int, length: int) ->
     return Groups(Plan(TAIL, Container(buffer_count=buffer_count, flags=flags, quantization=scheme)))
 
 
+def scheme_takes(start: Record) -> int:
+    """What `length` of a quantisation section must be at least; one shorter than its head holds no tag."""
+    if start.length < SCHEME_HEAD_BYTES:
+        return SCHEME_HEAD_BYTES
+    return SCHEME_BYTES.get(start.scheme_tag, SCHEME_HEAD_BYTES)
+
+
+def _scheme_offset(front: Record) -> int:
+    return FRONT_PLAN.size + HANDLE_PLAN.size * int(front.buffer_count)
+
+
 def _tail_of(data: bytes, front: Record) -> tuple[Groups, str, Record | None]:
     """The plan of what follows the front; of a quantisation section that cannot be read, its path and its start."""
     flags = front.flags & _KNOWN_FLAGS
     if not flags & _QUANTIZATION:
         return _tail_groups(front.buffer_count, flags, 0, 0), "", None
-    offset = FRONT_PLAN.size + HANDLE_PLAN.size * front.buffer_count
+    offset = _scheme_offset(front)
+    there = data[offset : offset + _SCHEME_PLAN.size]
     start = None
-    if offset + _SCHEME_PLAN.size <= len(data):
-        start = _SCHEME_PLAN.unpack(data, offset)
-        least = SCHEME_BYTES.get(start.scheme_tag, SCHEME_HEAD_BYTES)
-        if least <= start.length <= len(data) - offset - 4:
+    if len(there) >= _LENGTH_BYTES:
+        # A descriptor may end behind a length that leaves no room for a tag: the length is told all the same.
+        start = _SCHEME_PLAN.unpack(there.ljust(_SCHEME_PLAN.size, b"\0"))
+        if scheme_takes(start) <= start.length <= len(data) - offset - _LENGTH_BYTES:
             return _tail_groups(front.buffer_count, flags, start.scheme_tag, start.length), "", None
     # What follows the scheme cannot be found: only the handles can be read.
     return _tail_groups(front.buffer_count, 0, 0, 0), "quantization.length", start
@@ -273,20 +288,33 @@ def build_descriptor(fields: Fields) -> bytes:
     return FRONT_PLAN.pack(*fields.front) + groups.plan.pack(*values)
 
 
-def descriptor_spans(data: bytes, base: int = 0) -> list[Span]:
-    """Every field of a descriptor in order, as far as the bytes go; `base` is where `data` begins."""
+def _plans_of(data: bytes) -> Iterator[tuple[Plan, int]]:
+    """What a descriptor is read by, in order, as far as the bytes go: a plan, and where it begins."""
     if len(data) < HEAD_PLAN.size:
-        return list(HEAD_PLAN.spans(data, 0, base))
+        yield HEAD_PLAN, 0
+        return
     head = HEAD_PLAN.unpack(data)
     if head.layout_tag != tags.BLOCK_PAGED or head.rank != tags.RANK:
-        plan = Plan(Struct(*HEAD.subcons, *GEOMETRY.subcons), Container(rank=min(head.rank, len(data) // 8)))
-        return list(plan.spans(data, 0, base))
-    spans = list(FRONT_PLAN.spans(data, 0, base))
+        yield Plan(Struct(*HEAD.subcons, *GEOMETRY.subcons), Container(rank=min(head.rank, len(data) // 8))), 0
+        return
+    yield FRONT_PLAN, 0
     if len(data) >= FRONT_PLAN.size:
         front = FRONT_PLAN.unpack(data)
         groups, cut, _ = _tail_of(data, front)
-        spans += groups.plan.spans(data, FRONT_PLAN.size, base)
-        if cut:  # what can be read of a scheme that cannot be
-            offset = FRONT_PLAN.size + HANDLE_PLAN.size * front.buffer_count
-            spans += _SCHEME_PLAN.spans(data, offset, base, prefix="quantization.")
-    return spans
+        yield groups.plan, FRONT_PLAN.size
+        if cut:
+            yield _CUT_SCHEME_PLAN, _scheme_offset(front)
+
+
+def descriptor_spans(data: bytes, base: int = 0) -> list[Span]:
+    """Every field of a descriptor in order, as far as the bytes go; `base` is where `data` begins."""
+    return [span for plan, offset in _plans_of(data) for span in plan.spans(data, offset, base)]
+
+
+def descriptor_offset(data: bytes, path: str) -> int | None:
+    """Where a field or a whole table begins in a descriptor's bytes; None where they do not hold it."""
+    for plan, offset in _plans_of(data):
+        place = plan.places.get(path)
+        if place is not None and offset + place.stop <= len(data):
+            return offset + place.start
+    return None

@@ -53,6 +53,13 @@ class Span(NamedTuple):
     meaning: str
 
 
+class Place(NamedTuple):
+    """Where a field lies, from its plan's first byte."""
+
+    start: int
+    stop: int
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """One leaf of a plan."""
@@ -120,7 +127,7 @@ class Plan:
         (16, 640)
     """
 
-    __slots__ = ("fields", "make", "names", "pack", "packed", "size")
+    __slots__ = ("fields", "make", "names", "pack", "packed", "places", "size")
 
     def __init__(self, declared: Any, context: c.Container | None = None) -> None:
         self.fields = tuple(resolve(declared, context if context is not None else c.Container()))
@@ -129,6 +136,13 @@ class Plan:
         self.names = tuple(_record_name(field.path) for field in self.fields)
         self.make = _record_maker(self.names)
         self.pack = self.packed.pack
+        self.places: dict[str, Place] = {}
+        start = 0
+        for field in self.fields:
+            place = Place(start, start + struct.calcsize("<" + field.code))
+            self.places.setdefault(field.path, place)
+            self.places.setdefault(field.path.partition(".")[0], place)  # a whole table begins with its first field
+            start = place.stop
 
     def unpack(self, data: Any, offset: int = 0) -> Record:
         """The record at `offset`; the caller has made sure that `size` bytes are there."""
@@ -136,17 +150,17 @@ class Plan:
 
     def packed_size(self, path: str) -> int:
         """Bytes of one field."""
-        return next(struct.calcsize("<" + field.code) for field in self.fields if field.path == path)
+        place = self.places[path]
+        return place.stop - place.start
 
     def offset_of(self, path: str) -> int:
         """Where a field stands, from the table's first byte."""
-        before = [field.path for field in self.fields].index(path)
-        return struct.calcsize("<" + "".join(field.code for field in self.fields[:before]))
+        return self.places[path].start
 
     def spans(self, data: Any, offset: int, base: int, prefix: str = "") -> Iterator[Span]:
         """Every field that is there whole, `base` added to its place; ends at the first that is cut."""
         for field in self.fields:
-            size = struct.calcsize("<" + field.code)
+            size = self.packed_size(field.path)
             if offset + size > len(data):
                 return
             (value,) = struct.unpack_from("<" + field.code, data, offset)

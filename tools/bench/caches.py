@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,25 @@ def tensor_of(pool: npt.NDArray[Any], entries: int = 512, num_seqs: int = 64, **
     return hw.BlockPagedTensor(
         pool, block_table=table, seq_ptr=ptr, seq_lens=lens, kv_role="key", layer_index=3, **options
     )
+
+
+def copy_of(payload: Any) -> Callable[[], object]:
+    """A warm memory copy of the payload into a reused buffer: the yardstick W."""
+    source = np.ascontiguousarray(payload).reshape(-1).view(np.uint8)
+    target = np.empty_like(source)
+    target[:] = source
+    return lambda: np.copyto(target, source)
+
+
+def snapshot_chunks() -> list[npt.NDArray[np.uint16]]:
+    """The real snapshot's sequences as LMCache keeps them: bfloat16 bits, `[2, 1, tokens, heads * dim]`."""
+    about = json.loads((REAL / "snapshot.json").read_text())
+    pools = [np.load(REAL / about["files"][role]["path"]) for role in ("key", "value")]
+    runs = zip(about["seq_ptr"], about["seq_ptr"][1:], about["seq_lens"], strict=False)
+    return [
+        np.stack([pool[about["block_table"][a:b]].reshape(-1, pool[0, 0].size)[:n] for pool in pools])[:, None]
+        for a, b, n in runs
+    ]
 
 
 def real_bits(nbytes: int) -> npt.NDArray[np.uint16]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import pickle
 import socket
 import tempfile
 from collections.abc import Callable
@@ -14,22 +13,20 @@ from typing import Any
 
 import numpy as np
 import zstandard
-from caches import compressible, pool_of, tensor_of
+from caches import compressible, copy_of, pool_of, tensor_of
+from layouts import layouts
+from lmcache_stores import lmcache
 from measure import Results
+from operations import operations
+from peers import peers
+from stores import files_elsewhere, ray_objects, redis_values
+from vllm_folder import vllm
 
 import hurray_wire as hw
 from hurray_wire import indices
 from hurray_wire.structs import descriptor as declared
 
 MiB = 1 << 20
-
-
-def copy_of(payload: Any) -> Callable[[], object]:
-    """A warm memory copy of the payload into a reused buffer: the yardstick W."""
-    source = np.ascontiguousarray(payload).reshape(-1).view(np.uint8)
-    target = np.empty_like(source)
-    target[:] = source
-    return lambda: np.copyto(target, source)
 
 
 def descriptors(results: Results, quick: bool) -> None:
@@ -190,40 +187,6 @@ def _blosc2_parameters(blosc2: Any, codec: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def peers(results: Results, quick: bool) -> None:
-    """Other ways to put the same pool into bytes and back, in one process."""
-    pool = pool_of((16 if quick else 256) * MiB)
-    tensor = tensor_of(pool)
-    blob = hw.encode(tensor)
-    in_band = pickle.dumps(pool, protocol=5)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "pool.npy"
-        np.save(path, pool)
-        took = results.race(
-            {
-                "copy": copy_of(pool),
-                "hurray_wire encode to parts": lambda: hw.encode_parts(tensor),
-                "hurray_wire decode, verified": lambda: hw.decode(blob),
-                "pickle 5 in band, dumps": lambda: pickle.dumps(pool, protocol=5),
-                "pickle 5 in band, loads": lambda: pickle.loads(in_band),
-                "np.save": lambda: np.save(path, pool),
-                "np.load": lambda: np.load(path),
-                **_safetensors(pool),
-            }
-        )
-    for name in list(took)[1:]:
-        results.add(f"peers, {pool.nbytes // MiB} MiB", name, took[name], took["copy"], "copy")
-
-
-def _safetensors(pool: Any) -> dict[str, Callable[[], object]]:
-    try:
-        from safetensors.numpy import load, save
-    except ImportError:
-        return {}
-    blob = save({"pool": pool})
-    return {"safetensors save": lambda: save({"pool": pool}), "safetensors load": lambda: load(blob)}
-
-
 def files(results: Results, quick: bool) -> None:
     """A file written and mapped."""
     pool = pool_of((16 if quick else 256) * MiB)
@@ -368,5 +331,12 @@ GROUPS: dict[str, Callable[[Results, bool], None]] = {
     "compression": compression,
     "files": files,
     "sockets": sockets,
+    "engines": layouts,
+    "operations": operations,
     "peers": peers,
+    "redis": redis_values,
+    "fsspec": files_elsewhere,
+    "ray": ray_objects,
+    "lmcache": lmcache,
+    "vllm": vllm,
 }

@@ -82,6 +82,10 @@ class Results:
         row = Row(group, name, 0.0, value, "", f">= {at_least:g}", value >= at_least, note)
         self.rows.append(row)
 
+    def skip(self, group: str, reason: str) -> None:
+        """A row for what could not be measured here."""
+        self.rows.append(Row(group, "not measured", 0.0, note=reason))
+
     def markdown(self) -> str:
         """A table a group."""
         lines: list[str] = []
