@@ -23,7 +23,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 import transformers
-from handoff import connection, judge, latents, models, report
+from handoff import judge, latents, models, report, transports
 from handoff.generation import Prompts
 from handoff.jobs import RECEIVER_PAGE_SIZE, SENDER_PAGE_SIZE, Job
 from handoff.processes import Settings, Workers
@@ -73,7 +73,8 @@ class Show:
 
     def table(self, model: str, dtype: str, expected: judge.Reference) -> None:
         """All transfers of one model."""
-        jobs = transfers(model, dtype)
+        compressed = transports.compresses(self.settings.transport)
+        jobs = [job for job in transfers(model, dtype) if job.compression is None or compressed]
         self.workers.run(
             replace(jobs[0], ranks=(0, 1) if model == "llama" else (0,), size=2 if model == "llama" else 1)
         )
@@ -109,7 +110,7 @@ def what_is_cached() -> str:
 def settings() -> Settings:
     """From the command line."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--transport", choices=sorted(connection.TRANSPORTS), default="socket")
+    arguments.add_argument("--transport", choices=transports.names(), default="socket")
     arguments.add_argument("--prefix", type=int, default=96, help="tokens that all prompts begin with")
     arguments.add_argument("--lengths", type=int, nargs="+", default=[150, 37, 80, 1, 120, 64], help="tokens behind it")
     arguments.add_argument("--steps", type=int, default=8, help="tokens to generate")

@@ -16,7 +16,7 @@ import hurray_wire as hw
 from hurray_wire import ops
 
 sys.path.insert(0, str(ROOT / "examples"))
-from handoff import connection, paging, pool
+from handoff import connection, paging, pool, transfer_engines, transports
 from handoff.jobs import RECEIVER_PAGE_SIZE, SENDER_PAGE_SIZE, Job, same_bits
 
 PREFIX, LENS = 48, [60, 49, 96]
@@ -136,49 +136,84 @@ def test_quantised_pages_are_the_live_ones_and_come_back_as_values(dtype: str) -
     assert paging.quantized(t, job()) is t
 
 
-# The socket.
+# The transports. The engine that is plain sockets stands for the others, which need packages and processes.
 
 
-@pytest.fixture
-def ends() -> Iterator[tuple[connection.SocketListener, list[connection.Meter]]]:
-    listener = connection.SocketListener()
-    yield listener, []
+@pytest.fixture(params=["frames", "engine"])
+def ends(request: pytest.FixtureRequest) -> Iterator[tuple[connection.Transport, connection.Listener]]:
+    """What sends, and a listener."""
+    if request.param == "frames":
+        socket = connection.SocketTransport()
+        listener: connection.Listener = socket.listen()
+        yield socket, listener
+    else:
+        pytest.importorskip("hurray_wire.transports", reason="transfer engines are not part of this version")
+        mine, theirs = (transfer_engines.EngineTransport("socket") for _ in range(2))
+        listener = mine.listen()
+        yield theirs, listener
+        theirs.endpoint.close()
     listener.close()
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
-def test_a_stream_arrives_and_both_ends_count_the_same_bytes(ends: Any, compression: str | None) -> None:
-    listener, meters = ends
-    tensors = [batch("key", i) for i in range(3)]
+def test_streams_arrive_and_both_ends_count_the_same_bytes(ends: Any, compression: str | None) -> None:
+    transport, listener = ends
+    tensors, meters, refused = [batch("key", i) for i in range(3)], [], []
 
     def send() -> None:
-        with connection.SocketSender(listener.address, compression) as sender:
-            meters.append(sender.meter)
-            for t in tensors:
-                sender.write(t)
+        try:
+            for _ in range(2):
+                with transport.connect(listener.address, compression) as sender:
+                    meters.append(sender.meter)
+                    for t in tensors:
+                        sender.write(t)
+        except ValueError as error:
+            refused.append(error)
 
-    thread = Thread(target=send)
+    thread = Thread(target=send, daemon=True)
     thread.start()
-    with listener.accept() as stream:
-        got = [header.read() for header in stream.arrivals({"dtype": "float32"})]
+    if compression and not isinstance(transport, connection.SocketTransport):
+        thread.join()
+        assert "nothing is compressed" in str(refused[0])
+        return
+    for i in range(2):
+        with listener.accept() as stream:
+            assert [header.read() for header in stream.arrivals({"dtype": "float32"})] == tensors
+        assert stream.meter.seconds > 0
+        while len(meters) == i:
+            pass
     thread.join()
-    assert got == tensors
-    assert stream.meter.bytes == meters[0].bytes > sum(t.nbytes for t in tensors) / 2
-    assert stream.meter.seconds > 0
+    assert not refused
+    assert stream.meter.bytes == meters[0].bytes == meters[1].bytes > sum(t.nbytes for t in tensors) / 2
 
 
-def test_a_wrong_end_reads_no_payload(ends: Any) -> None:
-    listener, _ = ends
-    t = batch().replace(metadata={"model": "llama"})
+def test_a_wrong_end_reads_no_payload_and_the_next_stream_is_as_if_nothing_had_been(ends: Any) -> None:
+    transport, listener = ends
+    tensors = [batch("key", i).replace(metadata={"model": "llama"}) for i in range(4)]
 
     def send() -> None:
-        with suppress(OSError), connection.SocketSender(listener.address, None) as sender:
-            sender.write(t)  # the receiver may be gone before all is sent
+        for _ in range(2):
+            with suppress(OSError), transport.connect(listener.address, None) as sender:
+                for t in tensors:
+                    sender.write(t)  # the receiver may be gone before all is sent
 
-    thread = Thread(target=send)
+    thread = Thread(target=send, daemon=True)
     thread.start()
-    with listener.accept() as stream, pytest.raises(hw.MismatchError) as error:
+    with pytest.raises(hw.MismatchError) as error, listener.accept() as stream:
         next(stream.arrivals({"model": "other", "page_size": SENDER_PAGE_SIZE}))
-    thread.join()
     assert [str(d) for d in error.value.differences] == ["model: found 'llama', expected 'other'"]
-    assert 0 < stream.meter.bytes <= len(hw.encode_header(t, pages="live"))
+    assert stream.meter.bytes <= len(hw.encode_header(tensors[0], pages="live"))
+    with listener.accept() as stream:
+        assert [header.read() for header in stream.arrivals({"model": "llama"})] == tensors
+    thread.join()
+
+
+def test_what_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert transports.names()[0] == "socket"
+    assert transports.compresses("socket")
+    assert not transports.compresses("nixl")
+    monkeypatch.setattr(transports, "find_spec", lambda name: None if name == "nixl" else object())
+    assert transports.names() == ["socket", "mooncake"]
+    monkeypatch.setattr(transports, "find_spec", lambda name: None if name == "hurray_wire.transports" else object())
+    assert transports.names() == ["socket"]
+    assert isinstance(transports.make("socket"), connection.SocketTransport)

@@ -33,7 +33,7 @@ def printed() -> str:
     """What a small run prints."""
     options = ["--prefix", "48", "--lengths", "5", "1", "20", "--steps", "3", "--repeats", "1"]
     command = [sys.executable, str(ROOT / "examples" / "transformers_prefill_decode.py"), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1500)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -1,7 +1,7 @@
-"""How tensors get from one process to another: the place where another transport is put in.
+"""How tensors get from one process to another: what a transport is, and the one over sockets.
 
-A transport is a listener for the decode process and a sender for a prefill rank. Each connection carries one stream of
-one batch. Both ends have a meter, so that moving bytes can be told from encoding and decoding them.
+It has a listener for the decode process and senders for prefill ranks. Each connection carries one stream of one batch.
+Both ends have a meter, so that moving bytes can be told from encoding and decoding them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import hurray_wire as hw
 
@@ -79,11 +79,14 @@ class Listener(Protocol):
         """Take no more."""
 
 
-class Transport(NamedTuple):
-    """`listen()` in the decode process, `connect(address, compression)` in the prefill ranks."""
+class Transport(Protocol):
+    """A way from prefill ranks to the decode process; each process makes one of its own."""
 
-    listen: Callable[[], Listener]
-    connect: Callable[[Address, str | None], Sender]
+    def listen(self) -> Listener:
+        """For the decode process."""
+
+    def connect(self, address: Address, compression: str | None) -> Sender:
+        """For a prefill rank: a stream to a listener."""
 
 
 class MeteredSocket(socket.socket):
@@ -164,4 +167,13 @@ class SocketListener:
         self._server.close()
 
 
-TRANSPORTS: dict[str, Transport] = {"socket": Transport(SocketListener, SocketSender)}
+class SocketTransport:
+    """HRKV frames over TCP."""
+
+    def listen(self) -> SocketListener:
+        """A port on loopback."""
+        return SocketListener()
+
+    def connect(self, address: Address, compression: str | None) -> SocketSender:
+        """A connection a stream."""
+        return SocketSender(address, compression)

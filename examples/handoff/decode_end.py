@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -72,11 +73,12 @@ class Decoder:
 
     def _take_in(self, job: Job, mine: pool.Pool, received: Received, prefix_pages: Any) -> Any:
         """Scatter all that the ranks send, frame by frame; the tokens that come next."""
-        streams = [self.listener.accept() for _ in job.ranks]
         expect = self._expect(job)
         seconds, tokens = received.seconds, None
         seconds |= {"decoding": 0.0, "scattering": 0.0}
-        try:
+        with ExitStack() as open_streams:
+            streams = [open_streams.enter_context(self.listener.accept()) for _ in job.ranks]
+            open_streams.callback(lambda: _count(received, streams))
             for t in _timed(zip(*(stream.arrivals(expect) for stream in streams), strict=True), seconds, streams):
                 begun = time.perf_counter()
                 if tokens is None:
@@ -85,10 +87,6 @@ class Decoder:
                 mine.put(pool.in_dtype(t, job.dtype))
                 seconds["scattering"] += time.perf_counter() - begun
             mine.check_complete()
-        finally:
-            received.bytes = sum(stream.meter.bytes for stream in streams)
-            for stream in streams:
-                stream.__exit__()
         return torch.tensor(tokens)
 
     def _expect(self, job: Job) -> dict[str, Any]:
@@ -101,6 +99,10 @@ class Decoder:
         else:
             expect["num_heads"] = models.geometry(self.model).key[0] // job.size
         return expect | job.expect
+
+
+def _count(received: Received, streams: Sequence[connection.Stream]) -> None:
+    received.bytes = sum(stream.meter.bytes for stream in streams)
 
 
 def _timed(arrivals: Iterator[Any], seconds: dict[str, float], streams: list[Any]) -> Iterator[hw.BlockPagedTensor]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from handoff import connection, generation, latents, models
+from handoff import connection, generation, latents, models, transports
 from handoff.decode_end import Decoder
 from handoff.generation import Prefilled, Prompts
 from handoff.jobs import Job, Received, Sent
@@ -64,14 +64,14 @@ class Engine:
 def prefill_process(orders: Connection, settings: Settings, number: int, address: Any) -> None:
     """Send what is ordered, until there is nothing more."""
     engine = Engine(settings)
-    rank = Rank(number, connection.TRANSPORTS[settings.transport], address)
+    rank = Rank(number, transports.make(settings.transport), address)
     _serve(orders, lambda job: rank.send(job, engine.prefilled(job.model, job.dtype, job.form)))
 
 
 def decode_process(orders: Connection, settings: Settings) -> None:
     """Say where to connect to, then receive what is ordered; a (model, dtype) is answered with the prefill's time."""
     engine = Engine(settings)
-    listener = connection.TRANSPORTS[settings.transport].listen()
+    listener = transports.make(settings.transport).listen()
     orders.send(listener.address)
 
     def work(order: Job | tuple[str, str]) -> Received | float:
