@@ -1,4 +1,4 @@
-"""Set up what is needed and run something: `python3 tools/run.py demo | test | lint | fixtures | examples`.
+"""Set up what is needed and run something: `python3 tools/run.py demo | test | lint | fixtures | examples | fuzz`.
 
 In a fresh clone or a used one. Needs nothing but Python 3.11 or newer. Makes `.venv` beside the project once for
 each state of pyproject.toml, with the project installed in place.
@@ -74,12 +74,18 @@ def examples() -> None:
             python(str(path))
 
 
+def fuzz() -> None:
+    """A minute of hostile input; what it finds stays in .fuzz."""
+    python("tools/fuzz.py", "--seconds", "60")
+
+
 JOBS: dict[str, Callable[[], None]] = {
     "demo": demo,
     "test": test,
     "lint": lint,
     "fixtures": fixtures,
     "examples": examples,
+    "fuzz": fuzz,
 }
 
 
