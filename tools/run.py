@@ -143,6 +143,11 @@ def transports() -> None:
     TRANSPORTS.python("-m", "pytest", "-rs", "tests/test_transports_real.py")
 
 
+def fuzz() -> None:
+    """A minute of hostile input; what it finds stays in .fuzz."""
+    PLAIN.python("tools/fuzz.py", "--seconds", "60")
+
+
 JOBS: dict[str, Callable[[], None]] = {
     "demo": demo,
     "parsers": parsers,
@@ -150,6 +155,7 @@ JOBS: dict[str, Callable[[], None]] = {
     "lint": lint,
     "fixtures": fixtures,
     "examples": examples,
+    "fuzz": fuzz,
     "model": model,
     "model-tests": model_tests,
     "stores": stores,
