@@ -68,7 +68,12 @@ def test_diff_with_a_pipe(tmp_path: Path) -> None:
 
 def test_a_live_stream_is_shown_as_it_comes_and_left_quietly(tmp_path: Path) -> None:
     child = subprocess.Popen(
-        [*COMMAND, "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
+        [*COMMAND, "-"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background inherit it ignored
     )
     assert child.stdin is not None
     assert child.stdout is not None

@@ -94,9 +94,8 @@ def scattering(batch: Batch) -> dict[str, Pair]:
     t, pool, page_size = batch.tensor, batch.pool, batch.page[0]
     ordered = ops.compact(t)
     target, theirs = np.zeros_like(pool), batch.rng.permutation(batch.pages)
-    sources = np.empty(batch.pages, np.intp)
-    sources[theirs] = np.arange(batch.pages)
     nbytes = rows(pool).shape[1]
+    target_rows = rows(target).view(f"V{nbytes}")[:, 0]
 
     wide = np.zeros((batch.pages // 2 + batch.num_seqs, page_size * 2, *batch.page[1:]), pool.dtype)
     lens = batch.lens
@@ -109,13 +108,16 @@ def scattering(batch: Batch) -> dict[str, Pair]:
     places = wide_ids[first + of_sequence // 2] * 2 + of_sequence % 2
     source_rows = rows(ordered.page_pool).view(f"V{nbytes}")[:, 0]
 
+    def put() -> None:
+        target_rows[theirs] = source_rows
+
     def put_wide() -> None:
         wide_rows[places] = source_rows
 
     return {
         "scatter to other ids": (
             lambda: ops.scatter(ordered, target, theirs, t.seq_ptr),
-            lambda: np.take(rows(ordered.page_pool), sources, axis=0, out=rows(target), mode="clip"),
+            put,
         ),
         "scatter to pages twice as large": (lambda: ops.scatter(ordered, wide, wide_ids, wide_ptr), put_wide),
         "scatter one token later": _shifted(batch, ordered),
@@ -147,6 +149,7 @@ def on_heads(batch: Batch) -> dict[str, Pair]:
     """Operations that put tensors side by side."""
     t, (_, heads, dim) = batch.tensor, batch.page
     slices = [ops.slice_heads(t, 0, heads // 2), ops.slice_heads(t, heads // 2, heads)]
+    half = rows(batch.pool).shape[1] // batch.page[0] // 2
     ranks = [part.replace(page_pool=part.page_pool.copy()) for part in slices]
     order = batch.rng.permutation(batch.pages)
     table = np.argsort(order)[ranks[1].block_table.astype(np.intp)]
@@ -155,12 +158,23 @@ def on_heads(batch: Batch) -> dict[str, Pair]:
         part.replace(page_pool=part.page_pool.copy()) for part in ops.split_fused(t.replace(kv_role="fused"), dim // 2)
     )
 
+    def joined_by_ids() -> object:
+        out = np.empty((batch.pages * batch.page[0], 2), f"V{half}")
+        places = np.empty(batch.pages, np.intp)
+        places[table] = ranks[0].block_table
+        first, second = (
+            rows(part.page_pool).reshape(-1, half).view(f"V{half}")[:, 0] for part in (ranks[0], elsewhere)
+        )
+        out[:, 0] = first
+        out[(places[:, None] * batch.page[0] + np.arange(batch.page[0])).reshape(-1), 1] = second
+        return out
+
     def joined() -> object:
         return np.concatenate([part.page_pool for part in ranks], axis=2)
 
     return {
         "merge_heads": (lambda: ops.merge_heads(ranks), joined),
-        "merge_heads, ids that differ": (lambda: ops.merge_heads([ranks[0], elsewhere]), joined),
+        "merge_heads, ids that differ": (lambda: ops.merge_heads([ranks[0], elsewhere]), joined_by_ids),
         "fuse": (lambda: ops.fuse(key, value), lambda: np.concatenate([key.page_pool, value.page_pool], axis=3)),
     }
 
