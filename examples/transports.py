@@ -112,7 +112,7 @@ def show(engine: str, layers: int, copies: int) -> None:
             )
         else:
             sys.exit("a page that changed was not found")
-        print(f"  and the sender is told: {here.recv()[:60]}")
+        print(f"  and the sender is told: {here.recv()}")
         here.send("end")
         while here.poll(SECONDS) and here.recv() is not None:
             pass
@@ -152,6 +152,8 @@ def main() -> None:
     options = arguments.parse_args()
     if not Path("/sys/class/infiniband").exists():
         os.environ.setdefault("UCX_MODULES", "^ib")  # NIXL's UCX crashes at exit where it finds no InfiniBand
+    for variable, level in (("NIXL_LOG_LEVEL", "WARN"), ("MC_LOG_LEVEL", "ERROR")):
+        os.environ.setdefault(variable, level)  # the engines' own logs
     for engine in [options.transport] if options.transport else PACKAGES:
         reason = why_not(engine)
         if reason and options.transport:

@@ -20,6 +20,7 @@ import numpy as np
 
 import hurray_wire as hw
 from hurray_wire import transports
+from hurray_wire.transports import reading
 
 PAGE = (16, 8, 32)
 PAGES = 4096
@@ -147,11 +148,11 @@ def dies(ends: Ends) -> dict[str, Any]:
     """The sender is killed in the middle of a transfer."""
     ends.say("offer")
     incoming = ends.end.receive(timeout=SECONDS)
-    reading = incoming.start(ends.mine, IDS[: incoming.descriptor.layout.num_pages])
-    while not reading.pages_written.size:
-        reading.poll()
+    begun = incoming.start(ends.mine, IDS[: incoming.descriptor.layout.num_pages])
+    while not begun.pages_written.size:
+        begun.poll()
     ends.kill()
-    return ends.outcome(lambda: reading.wait(SECONDS))
+    return ends.outcome(lambda: begun.wait(SECONDS))
 
 
 def dies_before(ends: Ends) -> dict[str, Any]:
@@ -200,11 +201,11 @@ def cancels(ends: Ends) -> dict[str, Any]:
     """The receiver stops, the sender is told, and the next transfer works."""
     ends.say("offer")
     incoming = ends.end.receive(timeout=SECONDS)
-    reading = incoming.start(ends.mine, IDS[: incoming.descriptor.layout.num_pages])
-    while not reading.pages_written.size:
-        reading.poll()
-    reading.cancel()
-    done = {**ends.outcome(reading.poll), "told": ends.say("ended")}
+    begun = incoming.start(ends.mine, IDS[: incoming.descriptor.layout.num_pages])
+    while not begun.pages_written.size:
+        begun.poll()
+    begun.cancel()
+    done = {**ends.outcome(begun.poll), "told": ends.say("ended")}
     ends.say("offer")
     return {**done, "again": bool(read(ends).same_tokens(tensor_of(pool_of())))}
 
@@ -223,6 +224,7 @@ SCENARIOS: dict[str, Callable[[Ends], dict[str, Any]]] = {
 def main() -> None:
     if not Path("/sys/class/infiniband").exists():
         os.environ.setdefault("UCX_MODULES", "^ib")
+    reading.BATCH_BYTES = 4 << 20  # several batches, so that there is a middle to die in
     ends = Ends(sys.argv[1])
     try:
         result = SCENARIOS[sys.argv[2]](ends)
