@@ -36,7 +36,7 @@ INT8: Mapping[str, Any] = {"quantization": "per_block"}
 
 def transfers(model: str, dtype: str) -> list[Job]:
     """What is sent of one model."""
-    if model == "llama":
+    if models.forms(model) == ("cache",):
         kinds = {"cache": {}, "two ranks": {"ranks": (0, 1), "size": 2}, "prefix known": PREFIX_KNOWN}
         return [Job(name, model, dtype, **changes) for name, changes in {**kinds, "zstd": ZSTD, "int8": INT8}.items()]
     kinds = {"latent": {}, "latent, prefix known": PREFIX_KNOWN, "latent, zstd": ZSTD, "latent, int8": INT8}
@@ -75,16 +75,14 @@ class Show:
         """All transfers of one model."""
         compressed = transports.compresses(self.settings.transport)
         jobs = [job for job in transfers(model, dtype) if job.compression is None or compressed]
-        self.workers.run(
-            replace(jobs[0], ranks=(0, 1) if model == "llama" else (0,), size=2 if model == "llama" else 1)
-        )
+        alone = self.workers.prefill_seconds(model, dtype)
         print(f"\n{report.head(f'{model}, {dtype}')}", flush=True)
         notes = []
         for job in jobs:
             row, note = self._judged(job, expected)
             print(row, flush=True)
             notes.append(note)
-        print(report.recomputed(self.workers.prefill_seconds(model, dtype)))
+        print(report.recomputed(alone))
         print("\n".join(notes), flush=True)
 
     def refusals(self, expected: judge.Reference) -> None:

@@ -40,7 +40,7 @@ def reference(name: str, dtype: str, prompts: Prompts, steps: int) -> Reference:
     model = models.build(name, dtype)
     done = generation.prefill(model, prompts)
     caches = {"cache": generation.arrays(done.cache)}
-    if name == "deepseek":
+    if "latent" in models.forms(name):
         caches["latent"] = generation.arrays(latents.prefill(model, prompts).cache)
     generated = generation.generate(model, done.cache, done.mask, done.next_tokens, steps)
     return Reference(generated.tokens, generated.logits, caches, done.mask.numpy() != 0)

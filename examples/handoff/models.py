@@ -60,6 +60,11 @@ def is_known(name: str) -> bool:
     return hasattr(transformers, f"{_CONFIGS[name][0]}ForCausalLM")
 
 
+def forms(name: str) -> tuple[str, ...]:
+    """As what a model's cache is sent: what transformers holds of it, and where there are such, the latents."""
+    return ("cache", "latent") if "kv_lora_rank" in _CONFIGS[name][1] else ("cache",)
+
+
 def build(name: str, dtype: str) -> Any:
     """The model with the weights that it has in every process."""
     kind, own = _CONFIGS[name]

@@ -65,20 +65,28 @@ def prefill_process(orders: Connection, settings: Settings, number: int, address
     """Send what is ordered, until there is nothing more."""
     engine = Engine(settings)
     rank = Rank(number, transports.make(settings.transport), address)
-    _serve(orders, lambda job: rank.send(job, engine.prefilled(job.model, job.dtype, job.form)))
+
+    def work(order: Job | tuple[str, str]) -> Sent | float:
+        if isinstance(order, Job):
+            return rank.send(order, engine.prefilled(order.model, order.dtype, order.form))
+        for form in models.forms(order[0]):
+            engine.prefilled(*order, form)
+        return engine.prefill_seconds(*order)
+
+    _serve(orders, work)
 
 
 def decode_process(orders: Connection, settings: Settings) -> None:
-    """Say where to connect to, then receive what is ordered; a (model, dtype) is answered with the prefill's time."""
+    """Say where to connect to, then receive what is ordered."""
     engine = Engine(settings)
     listener = transports.make(settings.transport).listen()
     orders.send(listener.address)
 
     def work(order: Job | tuple[str, str]) -> Received | float:
-        if isinstance(order, tuple):
-            return engine.prefill_seconds(*order)
-        model = engine.model(order.model, order.dtype)
-        return Decoder(listener, model, settings.prompts, settings.steps).receive(order)
+        if isinstance(order, Job):
+            model = engine.model(order.model, order.dtype)
+            return Decoder(listener, model, settings.prompts, settings.steps).receive(order)
+        return engine.prefill_seconds(*order)
 
     try:
         _serve(orders, work)
@@ -158,9 +166,12 @@ class Workers:
         return [rank.answer() for rank in chosen], received
 
     def prefill_seconds(self, model: str, dtype: str) -> float:
-        """How long the decode process would take to compute the cache itself."""
-        self._all[0].order((model, dtype))
-        return float(self._all[0].answer())
+        """How long the decode process takes to compute the cache itself; all others are then ready to send theirs."""
+        seconds = 0.0
+        for worker in reversed(self._all):
+            worker.order((model, dtype))
+            seconds = worker.answer()
+        return seconds
 
     def close(self) -> None:
         """End all of them."""
