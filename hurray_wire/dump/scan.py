@@ -11,7 +11,7 @@ from hurray_wire.dump import bare_item, frame_item
 from hurray_wire.dump.accounting import check_tables
 from hurray_wire.dump.model import LIMITS, Consumer, Fault, Item, Stage, faults_of
 from hurray_wire.dump.payload_walk import Budget, Walk
-from hurray_wire.dump.resync import find_item
+from hurray_wire.dump.resync import Finder
 from hurray_wire.dump.source import GoneError, Source
 from hurray_wire.errors import HurrayWireError
 from hurray_wire.forms import PREFIX_BYTES, Form, identify
@@ -101,6 +101,10 @@ class Scan:
     _previous: Item | None = None
     _resumed: bool = False
     """Whether the next item was found behind damage: what it should be is not known."""
+    _finder: Finder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._finder = Finder(self.source)
 
     def events(self) -> Iterator[Event]:
         """Items, ends of streams, and stops, in the order of the file."""
@@ -212,9 +216,9 @@ class Scan:
         if self.resync and self.count:
             inside = previous is not None and previous.faults and stop.faults
             start = previous.offset + 1 if inside and previous is not None else start
-            stop.resumed = find_item(self.source, start)
+            stop.resumed = self._finder.find(start)
         elif self.resync:
-            stop.resumed = find_item(self.source, start + 1)
+            stop.resumed = self._finder.find(start + 1)
         self._resumed = stop.resumed is not None
         yield stop
 
