@@ -36,6 +36,7 @@ from hurray_wire.sections import (
     SectionTable,
     check_frame_length,
     covered,
+    digest_of,
     entry_offset,
     header_length,
     read_table,
@@ -239,21 +240,12 @@ def verify_pieces(head: Head, index: int, stored: Sequence[Bytes | bytes | memor
     entry = head.table.records[index]
     if not entry.flags & _CHECKSUM:
         return
-    found, stated = _digest(stored), head.checksums[index]
+    found, stated = digest_of(stored), head.checksums[index]
     if found != stated:
         kind = entry.kind
         name = SectionKind(kind).name.lower() if kind in set(SectionKind) else f"kind {kind:#04x}"
         offset = head.base + entry.offset
         raise ChecksumError(f"{name}: {differ(found, stated)}", where=f"sections[{index}]", offset=offset)
-
-
-def _digest(pieces: Sequence[Bytes | bytes | memoryview]) -> int:
-    if len(pieces) == 1:
-        return xxhash.xxh3_64_intdigest(pieces[0])
-    digest = xxhash.xxh3_64()
-    for piece in pieces:
-        digest.update(piece)
-    return digest.intdigest()
 
 
 def _descriptor(data: bytes, offset: int, options: DecodeOptions) -> TensorDescriptor:

@@ -25,6 +25,7 @@ from hurray_wire.sections import (
     MAX_SECTIONS,
     Planned,
     align,
+    digest_of,
     frame_alignment,
     header_length,
     lay_out,
@@ -195,20 +196,11 @@ def raw_contents(payload: Payload, options: EncodeOptions, padded_to: int) -> tu
 # Checksums and the header.
 
 
-def _digest(pieces: Sequence[Bytes]) -> int:
-    if len(pieces) == 1:
-        return xxhash.xxh3_64_intdigest(pieces[0])
-    digest = xxhash.xxh3_64()
-    for piece in pieces:
-        digest.update(piece)
-    return digest.intdigest()
-
-
 def build_header(geometry: Geometry, piece: Callable[[int], Sequence[Bytes]], options: EncodeOptions) -> bytes:
     """Prologue, section table and header checksum; `piece`: the stored bytes of a section that has a checksum."""
     rows = geometry.hashed
     total = sum(geometry.lengths[row] for row in rows)
-    digests = run_chunks(lambda row: _digest(piece(row)), rows, threads=default_threads(total, options.threads))
+    digests = run_chunks(lambda row: digest_of(piece(row)), rows, threads=default_threads(total, options.threads))
     header = bytearray(_prologue(len(geometry.offsets), geometry.frame_length, options) + geometry.table)
     for row, digest in zip(rows, digests, strict=True):
         _U64.pack_into(header, _CHECKSUM_AT + SECTION_PLAN.size * row, digest)

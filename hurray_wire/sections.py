@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from hurray_wire.errors import Code, FrameError
 from hurray_wire.structs.frame import CHECKSUM_PLAN, PROLOGUE_PLAN, SECTION_PLAN
@@ -40,6 +41,16 @@ Mask = npt.NDArray[np.bool_]
 def align(offset: int, alignment: int) -> int:
     """The smallest multiple of `alignment` that is at least `offset`."""
     return -(-offset // alignment) * alignment
+
+
+def digest_of(pieces: Sequence[Any]) -> int:
+    """The checksum of a section's stored bytes, which lie in one piece or several (XXH3-64)."""
+    if len(pieces) == 1:
+        return xxhash.xxh3_64_intdigest(pieces[0])
+    digest = xxhash.xxh3_64()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.intdigest()
 
 
 def header_length(section_count: int) -> int:

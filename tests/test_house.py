@@ -54,6 +54,7 @@ ONLY_IN: dict[str, set[str]] = {
     "construct": {"structs.descriptor", "structs.frame", "structs.fused"},
     "zstandard": {"compression"},
     "xxhash": {
+        "sections",
         "frame_reader",
         "frame_writer",
         "stream.incoming",

@@ -140,7 +140,7 @@ def transports() -> None:
     if subprocess.run([python, "-c", "import mooncake.engine"], capture_output=True, check=False).returncode:
         print("Mooncake needs libraries of the system; on Debian: apt-get install libibverbs1 libnuma1", flush=True)
     TRANSPORTS.python("examples/transports.py")
-    TRANSPORTS.python("-m", "pytest", "-rs", "tests/test_transports_real.py")
+    TRANSPORTS.python("-m", "pytest", "-rs", "tests/test_transports_real.py", "tests/test_transports_store.py")
 
 
 def fuzz() -> None:
