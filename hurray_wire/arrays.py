@@ -87,6 +87,8 @@ def to_torch(array: npt.NDArray[Any]) -> Any:
 def as_array(x: Any) -> npt.NDArray[Any]:
     """Anything NumPy reads without copying, and torch CPU tensors, as an array."""
     if isinstance(x, np.ndarray):
+        if isinstance(x, np.ma.MaskedArray):
+            raise TypeError("a masked array has no values where it is masked: give .filled() or .data")
         return x
     if is_torch(x):
         return from_torch(x)
@@ -111,6 +113,24 @@ _HOST = (1, 3, 11)
 def _device_of(x: Any) -> int:
     device = getattr(x, "__dlpack_device__", None)
     return int(device()[0]) if callable(device) else _HOST[0]
+
+
+def refuse_overlap(pool: npt.NDArray[Any]) -> None:
+    """Memory that is written to must have a place for every element.
+
+    Raises:
+        ValueError: elements lie on one another, as in a broadcast array or a sliding window.
+    """
+    if not pool.size:
+        return
+    end = pool.itemsize
+    for stride, size in sorted((abs(stride), size) for stride, size in zip(pool.strides, pool.shape, strict=True)):
+        if size > 1:
+            if stride < end:
+                raise ValueError(
+                    f"the pool's elements lie on one another (strides {pool.strides}): it cannot be written"
+                )
+            end = stride * (size - 1) + end
 
 
 def as_bytes(data: Any) -> Bytes:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hurray_wire import bare, frame_reader, indices
-from hurray_wire.arrays import Bytes, as_array, as_bytes
+from hurray_wire.arrays import Bytes, as_array, as_bytes, refuse_overlap
 from hurray_wire.assembly import INDEX_DTYPES, Parts, of_buffers
 from hurray_wire.compression import default_threads, run_chunks
 from hurray_wire.descriptor import TensorDescriptor
@@ -430,6 +430,7 @@ def destination(descriptor: TensorDescriptor, pool: Any, page_ids: Any) -> Desti
     flat = descriptor.dtype.is_flat
     if not array.flags.writeable:
         raise ValueError("the pool is read-only")
+    refuse_overlap(array)
     if flat:
         if not page_bytes and descriptor.buffers[0].byte_size:
             message = "pages end inside bytes: they cannot be placed one by one"
@@ -472,7 +473,11 @@ def _page_ids(page_ids: Any, needed: int, available: int) -> Int64Array:
     if ids.size != needed:
         raise ValueError(f"the blob has {needed} pages, {ids.size} page_ids were given")
     if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= available):
-        raise IndexError(f"page_ids must be from 0 to {available - 1}")
-    if np.unique(ids).size != ids.size:
-        raise ValueError("page_ids must be distinct")
+        at = int(((ids < 0) | (ids >= available)).argmax())
+        raise IndexError(f"page_ids[{at}] is {int(ids[at])}, must be from 0 to {available - 1}")
+    order = np.argsort(ids, kind="stable")
+    again = ids[order][1:] == ids[order][:-1]
+    if again.any():
+        first, second = sorted(order[int(again.argmax()) :][:2].tolist())
+        raise ValueError(f"page_ids[{second}] is {int(ids[second])}, as page_ids[{first}] is; they must be distinct")
     return ids.astype(np.int64)

@@ -8,7 +8,7 @@ from typing import Any
 
 from hurray_wire.errors import Code, Difference, Violation
 from hurray_wire.ops import derived as d
-from hurray_wire.ops.derived import same_bits, trait
+from hurray_wire.ops.derived import same_bits, sound, trait
 from hurray_wire.quantization import PerChannelAffine
 from hurray_wire.tensor import BlockPagedTensor
 
@@ -43,8 +43,8 @@ def compatible(a: BlockPagedTensor, b: BlockPagedTensor) -> list[Difference]:
         >>> [str(difference) for difference in compatible(t, other)]
         ["dtype: found 'float16', expected 'float32'", 'page_size: found 4, expected 2']
     """
-    a.validate()
-    b.validate()
+    sound(a)
+    sound(b)
     pairs = ((name, trait(a, name), trait(b, name)) for name in _TRAITS)
     differences = [Difference(name, mine, theirs) for name, mine, theirs in pairs if mine != theirs]
     if a.quantization == b.quantization and isinstance(a.quantization, PerChannelAffine):
@@ -96,7 +96,7 @@ def check_layers(tensors: Iterable[BlockPagedTensor]) -> list[Violation]:
     """
     batch = list(tensors)
     for t in batch:
-        t.validate()
+        sound(t)
     violations = [v for i, t in enumerate(batch) for v in _against_first(i, t, batch[0])]
     violations += _repeated(batch)
     for layer, members in sorted(_by_layer(batch).items()):

@@ -73,15 +73,23 @@ def per_channel(t: Tensor, axis: int) -> dict[str, Array]:
 # Refusals.
 
 
+def sound(t: Any) -> None:
+    """Refuse what is no tensor, and a tensor with violations."""
+    if not isinstance(t, BlockPagedTensor):
+        raise TypeError(f"a BlockPagedTensor is needed, not {type(t).__name__}")
+    t.validate()
+
+
 def whole_pages(*tensors: Tensor) -> None:
     """Refuse tensors with violations, and pools whose pages end inside bytes.
 
     Raises:
+        TypeError: not a tensor.
         InvalidDescriptorError: with the tensor's violations.
         UnsupportedError: `packed_pool`.
     """
     for t in tensors:
-        t.validate()
+        sound(t)
         if t.page_pool.ndim == 1 and t.num_pages and not t.page_pool.size:
             raise packed_pool(f"pages of no elements cannot be counted in a 1-D pool of {t.dtype.name}")
         if t.pool.nbytes and not t.page_bytes:

@@ -50,7 +50,7 @@ def compact(t: BlockPagedTensor, *, return_pages: bool = False) -> BlockPagedTen
         >>> small.block_table.tolist(), small.page_pool.reshape(-1).tolist(), pages.tolist()
         ([0, 1, 0], [3, 0], [3, 0])
     """
-    t.validate()
+    d.sound(t)
     ids, table = first_use(t.block_table, t.num_pages)
     small = t
     if ids.size != t.num_pages or not (ids == np.arange(ids.size)).all():

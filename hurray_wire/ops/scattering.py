@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hurray_wire import indices
-from hurray_wire.arrays import as_array
+from hurray_wire.arrays import as_array, refuse_overlap
 from hurray_wire.dtypes import Dtype
 from hurray_wire.errors import (
     Code,
@@ -97,6 +97,7 @@ def _checked_pool(t: BlockPagedTensor, pool: Any) -> Array:
         raise MismatchError(differences)
     if not array.flags.writeable:
         raise ValueError("the pool is read-only")
+    refuse_overlap(array)
     if array is not pool and array.size and not np.may_share_memory(array, as_array(pool)):
         raise TypeError(f"{type(pool).__name__} gives a copy of itself: what is written to that is lost")
     if array.shape[1] == 0:

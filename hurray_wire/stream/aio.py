@@ -11,7 +11,7 @@ from hurray_wire.arrays import Bytes
 from hurray_wire.inspection import Inspection
 from hurray_wire.options import Alloc, Limits, Sending
 from hurray_wire.stream.decoder import Streams
-from hurray_wire.stream.endpoints import Vector, bounded
+from hurray_wire.stream.endpoints import Vector, bounded, check_timeout
 from hurray_wire.stream.incoming import Asking, Incoming
 from hurray_wire.stream.reader import reader_progress
 from hurray_wire.stream.writer import Framing
@@ -69,11 +69,13 @@ class AsyncStreamReader:
             threads=threads,
         )
         _check_endpoint(source, asyncio.StreamReader, "source")
+        check_timeout(timeout)
         self._source: Any = source
         self._timeout = timeout
         self._lock = asyncio.Lock()
         self._turn = asyncio.Lock()
         self._pending: Incoming | None = None
+        self._ended = False
 
     def __aiter__(self) -> Self:
         return self
@@ -90,10 +92,11 @@ class AsyncStreamReader:
         pending, self._pending = self._pending, None
         if pending is not None:
             await self.drive(pending.skip())
-        if self._source is None:
+        if self._ended:
             return None
         incoming: Incoming | None = await self.drive(self._progress.next_head())
         if incoming is None:
+            self._ended = True
             return None
         self._pending = incoming
         return AsyncFrameHeader(self, incoming)
@@ -115,7 +118,7 @@ class AsyncStreamReader:
             except StopIteration as stop:
                 return stop.value
             except BaseException:
-                self.close()
+                self.fail()
                 raise
 
     async def _fill(self, vector: Vector) -> int:
@@ -134,9 +137,15 @@ class AsyncStreamReader:
             self._pending = None
         return incoming
 
+    def fail(self) -> None:
+        """Close after an error, which has been told: nothing more comes."""
+        self._ended = True
+        self.close()
+
     def close(self) -> None:
         """Read no more; the source stays open."""
         self._source = None
+        self._ended |= self._progress.done and self._pending is None
         self._pending = None
 
     async def __aenter__(self) -> Self:
@@ -181,7 +190,7 @@ class AsyncFrameHeader:
                 return await asyncio.to_thread(finish)
             tensor: BlockPagedTensor = finish()
         except BaseException:
-            self._reader.close()
+            self._reader.fail()
             raise
         return tensor
 
@@ -236,6 +245,7 @@ class AsyncStreamWriter:
     ) -> None:
         self._framing = Framing(framing, frame_alignment, stream_id, options)
         _check_endpoint(sink, asyncio.StreamWriter, "sink")
+        check_timeout(timeout)
         self._sink: Any = sink
         self._timeout = timeout
         self._lock = asyncio.Lock()

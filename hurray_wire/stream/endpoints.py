@@ -329,12 +329,27 @@ class PathSink(FdSink):
             self.beside = None
 
 
+def check_timeout(timeout: float | None) -> None:
+    """A timeout is a number of seconds, or None for no end of patience.
+
+    Raises:
+        TypeError: no number. ValueError: negative, or not a number.
+    """
+    if timeout is None:
+        return
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise TypeError(f"timeout must be seconds or None, not {timeout!r}")
+    if not timeout >= 0:
+        raise ValueError(f"timeout must be at least 0 seconds, not {timeout}")
+
+
 def source_of(source: Any, timeout: float | None) -> Source:
     """The source behind a path, file object, socket, descriptor or callable.
 
     Raises:
         TypeError: none of these. OSError of opening a path passes through.
     """
+    check_timeout(timeout)
     if isinstance(source, str | os.PathLike):
         return FdSource(os.open(source, os.O_RDONLY | os.O_CLOEXEC), None, owns=True, one_stream=False)
     if isinstance(source, socket.socket):
@@ -347,7 +362,9 @@ def source_of(source: Any, timeout: float | None) -> Source:
         return FdSource(source.fileno(), timeout)
     if callable(source):
         return CallSource(source)
-    raise TypeError(f"a source is a path, binary file, socket, file descriptor or callable, not {source!r}")
+    raise TypeError(
+        f"a source is a path, binary file, socket, file descriptor or callable, not {type(source).__name__}"
+    )
 
 
 def _is_connection(file: Any) -> bool:
@@ -360,6 +377,7 @@ def _is_connection(file: Any) -> bool:
 
 def sink_of(sink: Any, timeout: float | None) -> Sink:
     """The sink behind a path, file object, socket, descriptor or callable; errors as `source_of`."""
+    check_timeout(timeout)
     if isinstance(sink, str | os.PathLike):
         return PathSink(sink)
     if isinstance(sink, socket.socket):
@@ -372,7 +390,7 @@ def sink_of(sink: Any, timeout: float | None) -> Sink:
         return _fd_sink(sink.fileno(), timeout)
     if callable(sink):
         return CallSink(sink)
-    raise TypeError(f"a sink is a path, binary file, socket, file descriptor or callable, not {sink!r}")
+    raise TypeError(f"a sink is a path, binary file, socket, file descriptor or callable, not {type(sink).__name__}")
 
 
 def _fd_sink(fd: int, timeout: float | None) -> Sink:

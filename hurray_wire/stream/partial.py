@@ -5,6 +5,7 @@ Over a buffer, a file, or anything that can `read_at(offset, length)`: a mapped 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -57,7 +58,7 @@ def open_frame(
         A `Frame`, a context manager that closes what a path opened.
 
     Raises:
-        As `decode`, for all but the payload; OSError of reading.
+        As `decode`, for all but the payload; OSError of reading. ValueError: a negative offset.
 
     Example:
         >>> import numpy as np
@@ -68,6 +69,8 @@ def open_frame(
         ...     frame.gather(0)[0, 0].tolist(), len(frame.ranges(0))
         ([32, 33, 34, 35, 36, 37, 38, 39], 1)
     """
+    if operator.index(offset) < 0:
+        raise ValueError(f"offset must be at least 0, not {offset}")
     reader = RangeReader.of(source)
     options = DecodeOptions(limits=limits, expect=expect, verify=verify, owned=reader.owned)
     try:

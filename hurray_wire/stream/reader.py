@@ -95,6 +95,7 @@ class StreamReader:
             self._progress.streams = "one" if self._source.one_stream else "all"
         self._lock = RLock()
         self._pending: Incoming | None = None
+        self._ended = False
 
     def __iter__(self) -> Iterator[BlockPagedTensor]:
         return self
@@ -110,15 +111,19 @@ class StreamReader:
         """The next tensor's header, whose payload has not been read; None at the end.
 
         The header before it is skipped if its payload was not read.
+
+        Raises:
+            ValueError: the reader was closed before the end. After an error there is nothing more: None.
         """
         with self._lock:
             pending, self._pending = self._pending, None
             if pending is not None:
                 self.drive(pending.skip())
-            if self._source is None:
+            if self._ended:
                 return None
             incoming: Incoming | None = self.drive(self._progress.next_head())
             if incoming is None:
+                self._ended = True
                 return None
             self._pending = incoming
             return FrameHeader(self, incoming)
@@ -130,7 +135,7 @@ class StreamReader:
         try:
             return _driven(asking, self._source)
         except BaseException:
-            self.close()
+            self.fail()
             raise
 
     def claim(self, incoming: Incoming | None, *, take: bool = True) -> Incoming:
@@ -146,9 +151,15 @@ class StreamReader:
         """Held while bytes move."""
         return self._lock
 
+    def fail(self) -> None:
+        """Close after an error, which has been told: nothing more comes."""
+        self._ended = True
+        self.close()
+
     def close(self) -> None:
         """Give back what the reader opened; a source that was given stays open."""
         source, self._source = self._source, None
+        self._ended |= self._progress.done and self._pending is None
         self._pending = None
         if source is not None:
             source.close()
@@ -213,7 +224,7 @@ class FrameHeader:
         try:
             tensor: BlockPagedTensor = finish()
         except HurrayWireError:
-            self._reader.close()
+            self._reader.fail()
             raise
         return tensor
 
