@@ -13,12 +13,12 @@ from support import ROOT
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 @pytest.mark.skipif(
-    "VLLM_ENGINE" not in os.environ, reason="VLLM_ENGINE is not set: three engines take minutes to start"
+    "VLLM_ENGINE" not in os.environ, reason="VLLM_ENGINE is not set: four engines take minutes to start"
 )
 def test_two_engines_share_a_prompt() -> None:
     command = [sys.executable, str(ROOT / "examples" / "vllm_connector.py")]
     settings = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=settings, capture_output=True, text=True, check=False, timeout=1800)
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, check=False, timeout=3600)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "second instance: 192 of 200 tokens loaded" in done.stdout
-    assert "all three generate" in done.stdout
+    assert "third instance: computed what a damaged file held" in done.stdout
