@@ -39,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         run.status = TROUBLE
         words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if isinstance(error, OSError) and error.filename is not None:
+            words = f"{os.fsdecode(error.filename)}: {words}"
         complain(f"hurray-dump: {words}")
         _silence(sys.stdout)
     return run.status
