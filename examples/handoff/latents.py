@@ -1,9 +1,9 @@
 """Latent attention (MLA): one compressed vector a token and layer, whatever transformers itself keeps of it.
 
-From 5.24 on its cache holds the two latents of a token: the normed compression, `[batch, 1, tokens, kv_lora_rank]`,
-and the rotated key that all heads share, `[batch, 1, tokens, qk_rope_head_dim]`. Before, it holds the keys and values
-that the model makes of them, which are several times as large. The latents are then taken where the model computes
-them, and expanded by the model's own projection where they arrive.
+Newer versions (5.18, not yet 5.12) hold in their cache the two latents of a token: the normed compression,
+`[batch, 1, tokens, kv_lora_rank]`, and the rotated key that all heads share, `[batch, 1, tokens, qk_rope_head_dim]`.
+Older ones hold the keys and values that the model makes of them, which are several times as large. The latents are
+then taken where the model computes them, and expanded by the model's own projection where they arrive.
 """
 
 from __future__ import annotations
