@@ -72,6 +72,8 @@ def on_pages(batch: Batch) -> dict[str, Pair]:
     parts = [ops.compact(ops.select(t, np.arange(a, b))) for a, b in ((0, cut), (cut, batch.num_seqs))]
     split = rows(pool.reshape(len(pool) * 2, page_size // 2, *batch.page[1:]))
     halves = (ids[:, None] * 2 + np.arange(2)).reshape(-1)
+    larger = ops.repage(t, page_size * 3 // 2)
+    halves = np.resize(halves, larger.num_pages * 3)  # the result's last pages have empty parts
     per_token = rows(pool).reshape(-1, rows(pool).shape[1] // page_size)
     tokens = per_token[t.token_slots()].view(pool.dtype).reshape(-1, *batch.page[1:])
     return {
@@ -158,15 +160,17 @@ def on_heads(batch: Batch) -> dict[str, Pair]:
         part.replace(page_pool=part.page_pool.copy()) for part in ops.split_fused(t.replace(kv_role="fused"), dim // 2)
     )
 
+    first, second = (rows(part.page_pool).reshape(-1, half).view(f"V{half}")[:, 0] for part in (ranks[0], elsewhere))
+    of_page = np.arange(batch.page[0])
+    mine, others = (
+        (part.block_table.astype(np.intp)[:, None] * batch.page[0] + of_page).reshape(-1)
+        for part in (ranks[0], elsewhere)
+    )
+
     def joined_by_ids() -> object:
         out = np.empty((batch.pages * batch.page[0], 2), f"V{half}")
-        places = np.empty(batch.pages, np.intp)
-        places[table] = ranks[0].block_table
-        first, second = (
-            rows(part.page_pool).reshape(-1, half).view(f"V{half}")[:, 0] for part in (ranks[0], elsewhere)
-        )
-        out[:, 0] = first
-        out[(places[:, None] * batch.page[0] + np.arange(batch.page[0])).reshape(-1), 1] = second
+        out[:, 0] = first[mine]
+        out[:, 1] = second[others]
         return out
 
     def joined() -> object:
