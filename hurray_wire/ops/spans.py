@@ -17,6 +17,7 @@ from hurray_wire.indices import Int64Array, IntArray, starts_of
 _DENSE = 8
 """A page of the pool costs this many times less to mark than an entry of the table costs to sort."""
 _FEW = 4096
+_FEW_PARTS = 8
 _ROUNDS = 8
 """Hash rounds before rows are sorted: each settles all but a few rows, unless somebody made them to collide."""
 
@@ -71,11 +72,23 @@ def numbered(
     starts = seq_ptr[:-1].astype(np.int64) * factor
     everything = int(counts.sum()) == block_table.size * factor
     indices.check_listable(block_table.size * factor, "tokens")
-    if factor > 1:
-        blocks = (block_table.astype(np.int64)[:, None] * factor + np.arange(factor)).reshape(-1)
-    else:
-        blocks = block_table.astype(np.int64)
+    blocks = in_parts(block_table, factor)
     return blocks if everything else blocks[spans(starts if first is None else starts + first, counts)]
+
+
+def in_parts(block_table: IntArray, factor: int) -> Int64Array:
+    """Every part of every page of a table, page * factor + part."""
+    pages = block_table.astype(np.int64)
+    if factor == 1:
+        return pages
+    pages *= factor
+    parts = np.empty((pages.size, factor), np.int64)
+    if factor > _FEW_PARTS:
+        np.add(pages[:, None], np.arange(factor), out=parts)
+    else:  # NumPy's inner loop would be as short as the last axis
+        for part in range(factor):
+            np.add(pages, part, out=parts[:, part])
+    return parts.reshape(-1)
 
 
 def owned_slots(
