@@ -70,7 +70,7 @@ def _values(
         zero: Any = quantization.zero_point
     else:
         scale, zero = _entries(quantization, scales, zero_points, dtype, places)
-    if not np.any(zero):
+    if not (zero if isinstance(zero, int) else np.any(zero)):
         np.copyto(result, stored, casting="unsafe")
     elif dtype.bit_width <= 16:  # both sides and their difference are exact in float32
         np.copyto(result, stored, casting="unsafe")

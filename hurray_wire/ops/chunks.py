@@ -34,10 +34,11 @@ def chunks(t: BlockPagedTensor, owned: Int64Array) -> Iterator[tuple[slice, Mask
     """Some pages at a time, with which of their slots hold tokens; None where none does."""
     elements = t.page_size * t.num_heads * t.head_dim
     step = max(1, _CHUNK_ELEMENTS // elements) if elements else 1
+    slots = np.arange(t.page_size)
     for start in range(0, t.num_pages if elements else 0, step):
         pages = slice(start, min(start + step, t.num_pages))
         some = owned[pages]
-        yield pages, (np.arange(t.page_size) < some[:, None]).reshape(-1) if some.any() else None
+        yield pages, (slots < some[:, None]).reshape(-1) if some.any() else None
 
 
 def stored(t: BlockPagedTensor, pages: slice) -> Array:
