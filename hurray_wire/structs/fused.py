@@ -15,7 +15,7 @@ from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -135,7 +135,11 @@ class Plan:
         (16, 640)
     """
 
-    __slots__ = ("__dict__", "fields", "names", "pack", "packed", "size")
+    __slots__ = ("fields", "make", "names", "pack", "packed", "places", "size")
+    make: Callable[[Any], Record]
+    """A record of values in order."""
+    places: dict[str, Place]
+    """Where each field stands, and each whole table, which begins with its first field, from the first byte."""
 
     def __init__(self, declared: Any, context: c.Container | None = None) -> None:
         self.fields = tuple(resolve(declared, context if context is not None else c.Container()))
@@ -144,22 +148,18 @@ class Plan:
         self.names = tuple(_record_name(field.path) for field in self.fields)
         self.pack = self.packed.pack
 
-    @cached_property
-    def make(self) -> Callable[[Any], Record]:
-        """A record of values in order."""
-        return _record_maker(self.names)
+    def __getattr__(self, name: str) -> Any:
+        """`make` and `places`, at the first asking: a plan of hostile size is asked for neither.
 
-    @cached_property
-    def places(self) -> dict[str, Place]:
-        """Where each field stands, and each whole table, which begins with its first field, from the first byte."""
-        found: dict[str, Place] = {}
-        start = 0
-        for field in self.fields:
-            place = Place(start, start + struct.calcsize("<" + field.code))
-            found.setdefault(field.path, place)
-            found.setdefault(field.path.partition(".")[0], place)
-            start = place.stop
-        return found
+        Not functools.cached_property: its lock, one for all plans, would stay held in a process forked meanwhile.
+        """
+        if name == "make":
+            self.make = _record_maker(self.names)
+        elif name == "places":
+            self.places = _places(self.fields)
+        else:
+            raise AttributeError(name)
+        return object.__getattribute__(self, name)
 
     def unpack(self, data: Any, offset: int = 0) -> Record:
         """The record at `offset`; the caller has made sure that `size` bytes are there."""
@@ -184,6 +184,17 @@ class Plan:
             if size:
                 yield Span(base + offset, size, prefix + field.path, value, meaning(field, value))
             offset += size
+
+
+def _places(fields: tuple[Field, ...]) -> dict[str, Place]:
+    found: dict[str, Place] = {}
+    start = 0
+    for field in fields:
+        place = Place(start, start + struct.calcsize("<" + field.code))
+        found.setdefault(field.path, place)
+        found.setdefault(field.path.partition(".")[0], place)
+        start = place.stop
+    return found
 
 
 class Groups:
