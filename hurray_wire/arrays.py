@@ -145,6 +145,11 @@ def as_bytes(data: Any) -> Bytes:
     return np.frombuffer(view, np.uint8) if view.nbytes else np.zeros(0, np.uint8)
 
 
+def address(array: npt.NDArray[Any]) -> int:
+    """Where the first byte lies."""
+    return int(array.__array_interface__["data"][0])
+
+
 def raw_view(array: npt.NDArray[Any]) -> Bytes:
     """The bytes of a C-contiguous array of any type, as 1-D uint8 of the same memory."""
     return array.reshape(-1).view(np.uint8)

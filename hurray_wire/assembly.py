@@ -420,7 +420,6 @@ def _raise_any(violations: Sequence[Violation]) -> None:
 # From a reader.
 
 _NO_POOL = frozen(np.zeros(0, np.uint8))
-_NO_SCALES = (None, None)
 
 
 def of_buffers(
@@ -461,7 +460,7 @@ def of_buffers(
     elif lens is None and layout.page_size:
         lens = _forced(ptr, layout.page_size, descriptor.shape[0])
     found = (*descriptor.violations, *violations) if violations else descriptor.violations
-    arrays = _scale_arrays(descriptor, scales) if scales else _NO_SCALES
+    arrays = _scale_arrays(descriptor, scales)
     view = _NO_POOL if pool is None else _pool_view(descriptor, pool)
     return Parts(descriptor, view, table, ptr, lens, *arrays, metadata, found)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hurray_wire.arrays import Bytes, as_bytes, frozen
+from hurray_wire.arrays import Bytes, address, as_bytes, frozen
 from hurray_wire.descriptor import TensorDescriptor
 from hurray_wire.errors import Code, LimitError, UnsupportedError
 from hurray_wire.options import Alloc, DecodeOptions
@@ -63,11 +63,6 @@ def _callers(buffer: Any, nbytes: int, alignment: int) -> Bytes:
             f"{address(memory):#x}, {'writable' if memory.flags.writeable else 'read-only'}"
         )
     return memory[:nbytes]
-
-
-def address(memory: Bytes) -> int:
-    """Where the first byte lies."""
-    return int(memory.__array_interface__["data"][0])
 
 
 _OF_ALIGNMENT = {width: np.dtype(f"u{width}") for width in (2, 4, 8)}

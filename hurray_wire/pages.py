@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hurray_wire.arrays import Bytes, raw_view
+from hurray_wire.arrays import Bytes, address, raw_view
 from hurray_wire.indices import IntArray
 
 _TEMPORARY_BYTES = 1 << 17
@@ -64,7 +64,7 @@ class PagePool:
         """Address of the first page, and bytes from one page to the next; None where pages are not whole pieces."""
         if self._rows is None:
             return None
-        return int(self._rows.__array_interface__["data"][0]), self.page_bytes * self._scale
+        return address(self._rows), self.page_bytes * self._scale
 
     def copy_all(self, out: Bytes) -> None:
         """Copy the whole pool into contiguous `out`."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hurray_wire import indices
-from hurray_wire.arrays import Bytes, raw_view
+from hurray_wire.arrays import Bytes, address, raw_view
 from hurray_wire.assembly import INDEX_DTYPES, Parts
 from hurray_wire.descriptor import TensorDescriptor
 from hurray_wire.dtypes import clear_tail, packed_bytes
@@ -118,7 +118,7 @@ class PageSource:
         begin = self._pool.begin()
         if begin is None:
             flat = None if self._pool.page_bytes else self._pool.flat()  # a pool that goes as one piece
-            return None if flat is None else np.array([flat.__array_interface__["data"][0]])
+            return None if flat is None else np.array([address(flat)])
         ids = np.arange(self.num_pages) if self._ids is None else self._ids.astype(np.int64)
         return begin[0] + ids * begin[1]
 

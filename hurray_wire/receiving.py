@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hurray_wire import bare, frame_reader, indices
-from hurray_wire.arrays import Bytes, as_array, as_bytes, refuse_overlap
+from hurray_wire.arrays import Bytes, address, as_array, as_bytes, refuse_overlap
 from hurray_wire.assembly import INDEX_DTYPES, Parts, of_buffers
 from hurray_wire.compression import default_threads, run_chunks
 from hurray_wire.descriptor import TensorDescriptor
@@ -335,7 +335,7 @@ class Destination:
         if not self._pieces():
             return None
         stride = self._rows.strides[0] if self._rows.shape[0] > 1 else self.page_bytes
-        return self.ids * stride + int(self._rows.__array_interface__["data"][0])
+        return self.ids * stride + address(self._rows)
 
     def memory(self, pages: Int64Array) -> Vector:
         """The memory of wire pages, where each lies as on the wire; neighbours in one piece."""
@@ -475,9 +475,9 @@ def _page_ids(page_ids: Any, needed: int, available: int) -> Int64Array:
     if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= available):
         at = int(((ids < 0) | (ids >= available)).argmax())
         raise IndexError(f"page_ids[{at}] is {int(ids[at])}, must be from 0 to {available - 1}")
-    order = np.argsort(ids, kind="stable")
-    again = ids[order][1:] == ids[order][:-1]
-    if again.any():
-        first, second = sorted(order[int(again.argmax()) :][:2].tolist())
+    if np.unique(ids).size != ids.size:
+        order = np.argsort(ids, kind="stable")
+        twin = int((ids[order][1:] == ids[order][:-1]).argmax())
+        first, second = order[twin], order[twin + 1]
         raise ValueError(f"page_ids[{second}] is {int(ids[second])}, as page_ids[{first}] is; they must be distinct")
     return ids.astype(np.int64)

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from hurray_wire.arrays import Bytes
+from hurray_wire.arrays import Bytes, address
 from hurray_wire.errors import Code, TransferError
-from hurray_wire.memory import address
 from hurray_wire.transports import Endpoint, Engine
 from hurray_wire.transports.engine import Region
 from hurray_wire.transports.runs import Runs

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hurray_wire.arrays import Bytes
+from hurray_wire.arrays import Bytes, address
 from hurray_wire.dtypes import Dtype, packed_bytes
 from hurray_wire.errors import Code, Difference, MismatchError, UnsupportedError
 from hurray_wire.indices import Int64Array
-from hurray_wire.memory import address, allocated
+from hurray_wire.memory import allocated
 from hurray_wire.metadata import KNOWN_NAMES
 from hurray_wire.quantization import MXFP, NF4, PerChannelAffine
 from hurray_wire.tensor import BlockPagedTensor

@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from hurray_wire import indices
-from hurray_wire.arrays import Bytes, frozen
+from hurray_wire.arrays import Bytes, address, frozen
 from hurray_wire.errors import Difference, MismatchError
 from hurray_wire.indices import Int64Array, IntArray, starts_of
 from hurray_wire.ops import derived as d
@@ -174,7 +174,7 @@ def _distinct_pools(tensors: Sequence[BlockPagedTensor]) -> tuple[list[BlockPage
 def _memory(array: Array | None) -> Any:
     if array is None:
         return None
-    return array.__array_interface__["data"][0], array.shape, array.strides, array.dtype
+    return address(array), array.shape, array.strides, array.dtype
 
 
 def _joined_pools(pools: Sequence[BlockPagedTensor]) -> dict[str, Array]:

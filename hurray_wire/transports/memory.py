@@ -12,9 +12,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from hurray_wire.arrays import Bytes, as_array, raw_view
+from hurray_wire.arrays import Bytes, address, as_array, raw_view
 from hurray_wire.indices import Int64Array
-from hurray_wire.memory import address, allocated
+from hurray_wire.memory import allocated
 from hurray_wire.transports.engine import Engine, Region
 
 _LEAST_BLOCK = 4096

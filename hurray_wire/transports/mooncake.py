@@ -13,9 +13,9 @@ from contextlib import suppress
 from threading import Event, Lock, Thread
 from typing import Any
 
-from hurray_wire.arrays import Bytes
+from hurray_wire.arrays import Bytes, address
 from hurray_wire.errors import Code, TransferError
-from hurray_wire.memory import address, allocated
+from hurray_wire.memory import allocated
 from hurray_wire.transports.engine import Engine, Region
 from hurray_wire.transports.memory import region_bytes
 from hurray_wire.transports.runs import Runs

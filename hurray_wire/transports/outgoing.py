@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from hurray_wire import frame_writer
-from hurray_wire.arrays import Bytes
+from hurray_wire.arrays import Bytes, address
 from hurray_wire.errors import Code, TransferError, UnsupportedError
 from hurray_wire.forms import Form
 from hurray_wire.indices import Int64Array
-from hurray_wire.memory import address
 from hurray_wire.options import EncodeOptions
 from hurray_wire.payload import PageSource, Payload, payload_of
 from hurray_wire.tensor import BlockPagedTensor

@@ -19,9 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hurray_wire.arrays import Bytes
+from hurray_wire.arrays import Bytes, address
 from hurray_wire.errors import Code, TransferError
-from hurray_wire.memory import address
 from hurray_wire.transports.engine import Engine, Region
 from hurray_wire.transports.memory import region_bytes
 from hurray_wire.transports.runs import Runs

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
+from hurray_wire.arrays import address
 from hurray_wire.codec import decode, encode_parts
 from hurray_wire.errors import Code, TransferError
-from hurray_wire.memory import address, allocated
+from hurray_wire.memory import allocated
 from hurray_wire.options import Decoding, Encoding
 from hurray_wire.receiving import decode_into
 from hurray_wire.stream.partial import Frame, open_frame
