@@ -173,7 +173,7 @@ def sound(
     num_seqs * entries while no step is above `entries`; with that product below half the range, every wrap is.
     """
     entries, num_seqs = block_table.size, seq_ptr.size - 1
-    if not 0 < entries + num_seqs <= _BRIEF or seq_ptr.item(0) != 0 or seq_ptr.item(-1) != entries:
+    if num_seqs < 0 or not 0 < entries + num_seqs <= _BRIEF or seq_ptr.item(0) != 0 or seq_ptr.item(-1) != entries:
         return False
     end = 1 << (8 * seq_ptr.itemsize - 1)
     if num_seqs * entries >= end or entries * page_size >= end or largest(block_table) >= num_pages:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support import POOL, Array, raw, verdict, worked
 
 import hurray_wire as hw
+from hurray_wire import indices
 
 KINDS = [np.dtype(order + code) for order in "<>" for code in ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")]
 CONTAINERS: dict[str, Callable[[list[int]], Any]] = {
@@ -327,3 +328,28 @@ def test_index_types_follow_from_the_numbers() -> None:
         with pytest.raises(hw.InvalidDescriptorError) as caught:
             worked(index_type=name)
         assert caught.value.code == "index_type"
+
+
+def test_the_one_look_at_short_tables_is_never_kinder_than_the_rules() -> None:
+    """`indices.sound` against the rules one by one, over tables that are nearly right, empty ones too."""
+    rng = np.random.default_rng(4)
+    verdicts = []
+    for _ in range(3000):
+        kind = (np.uint32, np.uint64)[int(rng.integers(2))]
+        num_seqs, page_size = int(rng.integers(0, 5)), int(rng.integers(1, 4))
+        counts = rng.integers(0, 4, num_seqs)
+        ptr = np.concatenate(([0], np.cumsum(counts))).astype(kind)[: None if rng.random() < 0.9 else 0]
+        table = rng.integers(0, 6, int(counts.sum())).astype(kind)
+        lens = np.array([rng.integers(0, n * page_size + 1) for n in counts], kind)
+        num_pages, tokens = int(rng.integers(5, 8)), int(lens.sum()) + int(rng.random() < 0.1)
+        for entries in (ptr, lens):
+            if entries.size and rng.random() < 0.2:
+                entries[rng.permutation(entries.size)[:1]] += kind([1, 2, np.iinfo(kind).max][rng.integers(3)])
+        found = indices.check_seq_ptr(ptr, table.size) + indices.check_block_table(table, num_pages)
+        if not found:
+            found = indices.check_seq_lens(lens, ptr, page_size, tokens)
+        told = indices.sound(table, ptr, lens, num_pages, page_size, tokens)
+        assert not (told and found), (table, ptr, lens, num_pages, page_size, tokens, found)
+        verdicts.append((told, bool(found)))
+    assert {(True, False), (False, True)} <= set(verdicts)
+    assert verdicts.count((True, False)) > 500
