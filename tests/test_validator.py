@@ -335,14 +335,15 @@ def test_the_one_look_at_short_tables_is_never_kinder_than_the_rules() -> None:
     rng = np.random.default_rng(4)
     verdicts = []
     for _ in range(3000):
-        kind = (np.uint32, np.uint64)[int(rng.integers(2))]
+        kind: Any = (np.uint32, np.uint64)[int(rng.integers(2))]
         num_seqs, page_size = int(rng.integers(0, 5)), int(rng.integers(1, 4))
         counts = rng.integers(0, 4, num_seqs)
         ptr = np.concatenate(([0], np.cumsum(counts))).astype(kind)[: None if rng.random() < 0.9 else 0]
         table = rng.integers(0, 6, int(counts.sum())).astype(kind)
         lens = np.array([rng.integers(0, n * page_size + 1) for n in counts], kind)
         num_pages, tokens = int(rng.integers(5, 8)), int(lens.sum()) + int(rng.random() < 0.1)
-        for entries in (ptr, lens):
+        several: tuple[Array, ...] = (ptr, lens)
+        for entries in several:
             if entries.size and rng.random() < 0.2:
                 entries[rng.permutation(entries.size)[:1]] += kind([1, 2, np.iinfo(kind).max][rng.integers(3)])
         found = indices.check_seq_ptr(ptr, table.size) + indices.check_block_table(table, num_pages)
