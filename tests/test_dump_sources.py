@@ -81,6 +81,7 @@ def test_a_live_stream_is_shown_as_it_comes_and_left_quietly(tmp_path: Path) -> 
     child.stdin.write(frames[0] + frames[1][:16])
     child.stdin.flush()
     assert child.stdout.readline() == b"stdin\n"
+    time.sleep(1)  # until it waits for the rest: it is left at its prompt, so to say, not amid its imports
     child.send_signal(signal.SIGINT)
     _, error = child.communicate(timeout=60)
     assert (child.returncode, error) == (2, b"")
