@@ -17,6 +17,8 @@ from hurray_wire.dtypes import Dtype
 __all__ = ["from_torch", "to_torch"]
 
 Bytes = npt.NDArray[np.uint8]
+Stored = Bytes | bytes
+"""Bytes on their way out: memory that is viewed, or what was made for them; both have a length."""
 
 
 def is_torch(x: Any) -> bool:
@@ -152,7 +154,7 @@ def address(array: npt.NDArray[Any]) -> int:
 
 def raw_view(array: npt.NDArray[Any]) -> Bytes:
     """The bytes of a C-contiguous array of any type, as 1-D uint8 of the same memory."""
-    return array.reshape(-1).view(np.uint8)
+    return (array if array.ndim == 1 else array.reshape(-1)).view(np.uint8)
 
 
 def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

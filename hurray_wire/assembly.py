@@ -27,7 +27,7 @@ from hurray_wire.errors import (
     violations_error,
 )
 from hurray_wire.indices import IntArray
-from hurray_wire.layout import BlockPagedLayout
+from hurray_wire.layout import INDEX_DTYPES, BlockPagedLayout
 from hurray_wire.metadata import plain, validate_metadata
 from hurray_wire.pages import PagePool
 from hurray_wire.quantization import PerBlockAffine, PerChannelAffine, Quantization
@@ -41,7 +41,6 @@ Array = npt.NDArray[Any]
 Offsets = Callable[[], Mapping[str, int]]
 """Where the descriptor, block_table, seq_ptr and seq_lens begin in the input."""
 
-INDEX_DTYPES: dict[str, np.dtype[Any]] = {"uint32": np.dtype("<u4"), "uint64": np.dtype("<u8")}
 _UINT32_END = 1 << 32
 
 
@@ -371,7 +370,7 @@ def _tables(
     if pool.page_size:  # a page size of 0 is the descriptor's to refuse
         _raise_any(_check_tokens(lens, ptr, pool.page_size, total))
         if lens is None:
-            lens = _forced(ptr, pool.page_size, total)
+            lens = forced_lens(ptr, pool.page_size, total)
     return _Tables(table, ptr, lens, total, chosen)
 
 
@@ -407,7 +406,8 @@ def _check_tokens(lens: IntArray | None, ptr: IntArray, page_size: int, total: i
     return violations + indices.check_token_count(total, ptr.item(-1), page_size)
 
 
-def _forced(ptr: IntArray, page_size: int, total: int) -> IntArray | None:
+def forced_lens(ptr: IntArray, page_size: int, total: int) -> IntArray | None:
+    """Token counts where the tables leave no choice, read-only."""
     lens = indices.forced_seq_lens(ptr, page_size, total)
     return None if lens is None else frozen(lens)
 
@@ -443,12 +443,12 @@ def of_buffers(
         offsets: asked where things begin in the input, for errors.
     """
     layout = descriptor.layout
-    index = INDEX_DTYPES[layout.block_table_index_type]
+    index = descriptor.index_dtype
     table, ptr = _indices(tables[0], index), _indices(tables[1], index)
     ptr = ptr[: layout.num_seqs + 1]
     misfit = seq_lens is not None and len(seq_lens) % index.itemsize
     lens = None if seq_lens is None or misfit else _indices(seq_lens, index)
-    violations = _check_tables(descriptor, table, ptr, lens)
+    violations = check_tables(descriptor, table, ptr, lens)
     if seq_lens is not None and misfit:
         message = f"take {len(seq_lens)} bytes, must be {layout.num_seqs} indices of {index.itemsize}"
         violations.append(Violation(Code.SEQ_LENS_COUNT, "seq_lens", message))
@@ -458,9 +458,9 @@ def of_buffers(
             raise violations_error(violations)
         lens = None
     elif lens is None and layout.page_size:
-        lens = _forced(ptr, layout.page_size, descriptor.shape[0])
+        lens = forced_lens(ptr, layout.page_size, descriptor.shape[0])
     found = (*descriptor.violations, *violations) if violations else descriptor.violations
-    arrays = _scale_arrays(descriptor, scales)
+    arrays = scale_arrays(descriptor, scales)
     view = _NO_POOL if pool is None else _pool_view(descriptor, pool)
     return Parts(descriptor, view, table, ptr, lens, *arrays, metadata, found)
 
@@ -471,9 +471,10 @@ def _indices(data: bytes, dtype: np.dtype[Any]) -> IntArray:
     return np.frombuffer(data, dtype, whole) if whole else frozen(np.zeros(0, dtype))
 
 
-def _check_tables(
+def check_tables(
     descriptor: TensorDescriptor, table: IntArray, ptr: IntArray, lens: IntArray | None
 ) -> list[Violation]:
+    """Everything that is wrong with the tables (section 3, stage 9)."""
     layout, size = descriptor.layout, descriptor.sizes[1]
     if size == table.nbytes and indices.sound(
         table, ptr, lens, layout.num_pages, layout.page_size, descriptor.shape[0]
@@ -528,7 +529,8 @@ def _empty_pool(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         raise UnsupportedError(message, code=Code.SHAPE, where="shape") from None
 
 
-def _scale_arrays(descriptor: TensorDescriptor, buffers: Sequence[Bytes]) -> tuple[Array | None, Array | None]:
+def scale_arrays(descriptor: TensorDescriptor, buffers: Sequence[Bytes]) -> tuple[Array | None, Array | None]:
+    """scales and zero_points as the scheme shapes them, from the buffers behind seq_ptr."""
     scheme, layout = descriptor.quantization, descriptor.layout
     if not buffers or scheme is None:
         return None, None

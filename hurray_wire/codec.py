@@ -5,17 +5,18 @@ The public functions over bytes in memory. Nothing here knows a byte of either f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Unpack
 
-from hurray_wire import bare, frame_reader, frame_writer
-from hurray_wire.arrays import Bytes, as_bytes
+from hurray_wire import bare, familiar, frame_reader, frame_writer
+from hurray_wire.arrays import Bytes, Stored, as_bytes
 from hurray_wire.assembly import Parts
 from hurray_wire.forms import PREFIX_BYTES, Form, identify
 from hurray_wire.memory import allocated
 from hurray_wire.options import DecodeOptions, Decoding, EncodeOptions, Encoding, decode_options, encode_options
 from hurray_wire.order import StreamOrder
 from hurray_wire.payload import Payload, payload_of
+from hurray_wire.structs.frame import PROLOGUE_PLAN
 from hurray_wire.tensor import BlockPagedTensor
 
 __all__ = [
@@ -78,7 +79,7 @@ def encode_parts(tensor: BlockPagedTensor, **options: Unpack[Encoding]) -> list[
     return [memoryview(part) for part in parts_of(payload_of(tensor, chosen), chosen)]
 
 
-def parts_of(payload: Payload, options: EncodeOptions) -> list[Bytes]:
+def parts_of(payload: Payload, options: EncodeOptions) -> Sequence[Stored]:
     """The pieces of either form."""
     if options.framing == Form.BARE:
         return bare.bare_parts(payload, options)
@@ -100,7 +101,7 @@ def encode_buffer(tensor: BlockPagedTensor, **options: Unpack[Encoding]) -> memo
     payload = payload_of(tensor, chosen)
     if chosen.compression and chosen.framing == Form.HRKV:
         pieces = parts_of(payload, chosen)
-        out = allocated(sum(piece.size for piece in pieces), None)
+        out = allocated(sum(map(len, pieces)), None)
         _fill(out, pieces)
     else:
         out = allocated(_size(payload, chosen), None)
@@ -130,7 +131,7 @@ def encode_into(tensor: BlockPagedTensor, buffer: Any, **options: Unpack[Encodin
         raise ValueError("the buffer is read-only")
     if chosen.compression and chosen.framing == Form.HRKV:
         pieces = parts_of(payload, chosen)
-        size = sum(piece.size for piece in pieces)
+        size = sum(map(len, pieces))
         _check_room(size, out)
         _fill(out[:size], pieces)
         return size
@@ -145,11 +146,11 @@ def _check_room(size: int, out: Bytes) -> None:
         raise ValueError(f"the buffer has {out.size} bytes, {size} are needed")
 
 
-def _fill(out: Bytes, pieces: list[Bytes]) -> None:
+def _fill(out: Bytes, pieces: Sequence[Stored]) -> None:
     at = 0
     for piece in pieces:
-        out[at : at + piece.size] = piece
-        at += piece.size
+        out[at : at + len(piece)] = as_bytes(piece)
+        at += len(piece)
 
 
 def _write(payload: Payload, options: EncodeOptions, out: Bytes) -> None:
@@ -248,6 +249,14 @@ def decode_from(data: Any, offset: int = 0, **options: Unpack[Decoding]) -> tupl
 
 def read_item(data: Bytes, offset: int, options: DecodeOptions, *, alone: bool) -> tuple[Parts, int]:
     """One item of either form."""
+    reading = familiar.read(data, offset, options, alone=alone)
+    if reading is not None:
+        return reading.parts, offset + reading.frame_length
+    return read_by_stages(data, offset, options, alone=alone)
+
+
+def read_by_stages(data: Bytes, offset: int, options: DecodeOptions, *, alone: bool) -> tuple[Parts, int]:
+    """One item of either form, whether or not its like was read before."""
     form = identify(data[offset : offset + PREFIX_BYTES].tobytes(), offset)
     if form is Form.BARE:
         return bare.read_bare(data, offset, options, alone=alone)
@@ -274,6 +283,13 @@ def iter_decode(data: Any, **options: Unpack[Decoding]) -> Iterator[BlockPagedTe
     at = 0
     order = StreamOrder(chosen.limits)
     while at < raw.size:
+        reading = familiar.read(raw, at, chosen, alone=False)
+        if reading is not None:
+            order.frame(PROLOGUE_PLAN.unpack(reading.header), at)
+            order.count(reading.frame_length)
+            at += reading.frame_length
+            yield BlockPagedTensor.of_parts(reading.parts)
+            continue
         form = identify(raw[at : at + PREFIX_BYTES].tobytes(), at)
         if form is Form.BARE:
             order.bare(at)
@@ -283,7 +299,7 @@ def iter_decode(data: Any, **options: Unpack[Decoding]) -> Iterator[BlockPagedTe
             yield BlockPagedTensor.of_parts(parts)
             continue
         head = frame_reader.read_frame_head(raw, at, chosen.limits)
-        order.frame(head)
+        order.frame(head.prologue, head.base)
         order.count(head.prologue.frame_length)
         at += head.prologue.frame_length
         if head.closing:

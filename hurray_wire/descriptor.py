@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from hurray_wire import dtypes, rules
 from hurray_wire.dtypes import Dtype
 from hurray_wire.errors import (
@@ -22,7 +24,7 @@ from hurray_wire.errors import (
     located,
     violations_error,
 )
-from hurray_wire.layout import INDEX_TYPES, KV_ROLES, BlockPagedLayout
+from hurray_wire.layout import INDEX_DTYPES, INDEX_TYPES, KV_ROLES, BlockPagedLayout
 from hurray_wire.quantization import CLASSES, Quantization, from_record
 from hurray_wire.structs.descriptor import (
     COMPOSITE_PLAN,
@@ -87,8 +89,10 @@ class TensorDescriptor:
         "dtype",
         "extension_type",
         "extents",
+        "index_dtype",
         "layout",
         "page_bytes",
+        "pool_dtype",
         "pool_shape",
         "quantization",
         "shape",
@@ -121,6 +125,10 @@ class TensorDescriptor:
     """Of all buffers together."""
     page_bytes: int
     """Bytes of one page, 0 where a page of packed elements ends inside a byte (or holds nothing)."""
+    index_dtype: np.dtype[Any]
+    """Of block_table, seq_ptr and seq_lens."""
+    pool_dtype: np.dtype[Any] | None
+    """Of the pool where it is an array of `pool_shape`: not of bytes, and not empty."""
     violations: tuple[Violation, ...]
     """What a lenient reader tolerated; empty on every other descriptor."""
 
@@ -172,6 +180,8 @@ class TensorDescriptor:
             page_bytes=page_bytes,
             extents=(sizes, alignments, page_bytes),
             total_bytes=sum(sizes),
+            index_dtype=INDEX_DTYPES[layout.block_table_index_type],
+            pool_dtype=None if self.dtype.is_flat or not page_bytes * layout.num_pages else self.dtype.numpy,
         )
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -403,12 +413,12 @@ _LENGTH_END = 10
 
 def decode_descriptor(data: bytes, *, base: int = 0, strict: bool = True) -> TensorDescriptor:
     """Stage 5 (section 3): a descriptor's own bytes, which begin at `base` of the input, to its value."""
-    if len(data) > _REMEMBERED_BYTES:
-        return _decode(data, base, strict)
-    try:
-        return _decode_sound(data)
-    except HurrayWireError:
-        return _decode(data, base, strict)
+    return sound_descriptor(data) or _decode(data, base, strict)
+
+
+def sound_descriptor(data: bytes) -> TensorDescriptor | None:
+    """A descriptor's own bytes to its value, where they break no rule and are no longer than descriptors are."""
+    return _remembered(data) if len(data) <= _REMEMBERED_BYTES else None
 
 
 _REMEMBERED_BYTES = 512
@@ -416,9 +426,14 @@ _REMEMBERED_BYTES = 512
 
 
 @lru_cache(maxsize=1024)
-def _decode_sound(data: bytes) -> TensorDescriptor:
+def _remembered(data: bytes) -> TensorDescriptor | None:
     """Kept by content: a cache is sent layer by layer, step by step, with descriptors that come again."""
-    return _decode(data, 0, True)
+    if len(data) < HEAD_PLAN.size or HEAD_PLAN.unpack(data).descriptor_length != len(data):
+        return None
+    try:
+        return _decode(data, 0, True)
+    except HurrayWireError:
+        return None
 
 
 def _decode(data: bytes, base: int, strict: bool) -> TensorDescriptor:

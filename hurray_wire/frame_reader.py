@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
+from hurray_wire import familiar
 from hurray_wire.arrays import Bytes, as_bytes
 from hurray_wire.assembly import Parts, of_buffers
 from hurray_wire.compression import decompress_chunk, default_threads, run_chunks
-from hurray_wire.descriptor import TensorDescriptor, decode_descriptor, in_descriptor
+from hurray_wire.descriptor import TensorDescriptor, decode_descriptor, in_descriptor, sound_descriptor
 from hurray_wire.errors import (
     ChecksumError,
     Code,
@@ -28,7 +29,7 @@ from hurray_wire.errors import (
     UnsupportedError,
 )
 from hurray_wire.memory import allocated, placed, private
-from hurray_wire.metadata import decode_metadata, validate_metadata
+from hurray_wire.metadata import read_metadata
 from hurray_wire.options import DecodeOptions, Limits, check_expected
 from hurray_wire.sections import (
     BUFFERS,
@@ -41,9 +42,9 @@ from hurray_wire.sections import (
     header_length,
     read_table,
 )
-from hurray_wire.structs.descriptor import FRONT_PLAN, HEAD_PLAN
+from hurray_wire.structs.descriptor import FRONT_PLAN
 from hurray_wire.structs.frame import CHECKSUM_PLAN, PROLOGUE_PLAN
-from hurray_wire.tags import BARE_MAGIC, MIN_ALIGNMENT, VERSION_MAJOR, Codec, FrameFlag, SectionFlag, SectionKind
+from hurray_wire.tags import MIN_ALIGNMENT, Codec, FrameFlag, SectionFlag, SectionKind
 
 Fetch = Callable[[int, int], Bytes]
 
@@ -53,11 +54,15 @@ _RAW = int(Codec.RAW)
 _DESCRIPTOR, _SEQ_LENS, _METADATA = int(SectionKind.DESCRIPTOR), int(SectionKind.SEQ_LENS), int(SectionKind.METADATA)
 _TABLES = (int(SectionKind.BLOCK_TABLE), int(SectionKind.SEQ_PTR))
 _POOL = int(SectionKind.PAGE_POOL)
-_PLAIN_START = BARE_MAGIC + bytes([VERSION_MAJOR])
 _ZERO = b"\0"
 _SMALL_PADDING = 4096
 _MOST_BYTES = 1 << 62
 """No frame is so long: below it sums of offsets stay within 64 bits."""
+
+
+def is_last(prologue: Any) -> bool:
+    """No frame of its stream follows."""
+    return bool(prologue.flags & _LAST)
 
 
 class Head(NamedTuple):
@@ -67,11 +72,13 @@ class Head(NamedTuple):
     table: SectionTable
     checksums: Sequence[int]
     base: int
+    header: bytes = b""
+    """Their bytes."""
 
     @property
     def last(self) -> bool:
         """No frame of its stream follows."""
-        return bool(self.prologue.flags & _LAST)
+        return is_last(self.prologue)
 
     @property
     def closing(self) -> bool:
@@ -141,7 +148,7 @@ def read_head(header: bytes, prologue: Any, base: int) -> Head:
         )
     _check_prologue(prologue, base)
     table, checksums = read_table(header, prologue.frame_length, base)
-    return Head(prologue, table, checksums, base)
+    return Head(prologue, table, checksums, base, header)
 
 
 def differ(found: int, stated: int) -> str:
@@ -176,7 +183,10 @@ def describe(head: Head, fetch: Fetch, options: DecodeOptions, *, tables: bool =
     cover = covered(head.table, descriptor.extents, head.base)
     check_frame_length(head.prologue.frame_length, cover.end, cover.alignment, head.base)
     options.limits.check("decoded_bytes", descriptor.total_bytes, "buffers", offset + FRONT_PLAN.size)
-    metadata = _metadata(head, small, descriptor)
+    metadata = None
+    if small.metadata is not None:
+        at = head.base + head.table.first(_METADATA).offset
+        metadata = read_metadata(small.metadata, descriptor.layout.num_seqs, descriptor.shape[2], at)
     check_expected(descriptor, metadata, options.expect)
     return Described(head, descriptor, metadata, cover), small
 
@@ -249,22 +259,14 @@ def verify_pieces(head: Head, index: int, stored: Sequence[Bytes | bytes | memor
 
 
 def _descriptor(data: bytes, offset: int, options: DecodeOptions) -> TensorDescriptor:
-    whole = len(data) >= HEAD_PLAN.size and int.from_bytes(data[6:10], "little") == len(data)
-    plain = whole and data.startswith(_PLAIN_START)
-    descriptor = data if plain else in_descriptor(data, offset)
+    found = sound_descriptor(data)
+    if found is not None:
+        return found
+    descriptor = in_descriptor(data, offset)
     if len(descriptor) != len(data):
         message = f"is {len(descriptor)}, the section holds {len(data)} bytes"
         raise InvalidDescriptorError(message, code=Code.DESCRIPTOR_LENGTH, where="descriptor_length", offset=offset + 6)
     return decode_descriptor(data, base=offset, strict=options.strict)
-
-
-def _metadata(head: Head, small: Small, descriptor: TensorDescriptor) -> dict[str, Any] | None:
-    if small.metadata is None:
-        return None
-    offset = head.base + head.table.first(_METADATA).offset
-    metadata = decode_metadata(small.metadata, offset)
-    validate_metadata(metadata, descriptor.layout.num_seqs, descriptor.shape[2], offset=offset)
-    return metadata or None
 
 
 # Stage 8.
@@ -411,7 +413,9 @@ def read_tensor(data: Bytes, head: Head, options: DecodeOptions, *, alone: bool 
         message = f"{data.size - end} bytes follow the frame"
         raise FrameError(message, code=Code.TRAILING_BYTES, where="trailing_bytes", offset=end)
     check_payload(found, fetch, options)
-    return finish(found, small, fetch, options)
+    parts = finish(found, small, fetch, options)
+    familiar.learn(head.header, head.prologue.frame_length, head.table, found.cover, found.descriptor.extents)
+    return parts
 
 
 def fetch_from(data: Bytes, base: int) -> Fetch:

@@ -6,7 +6,7 @@ once, straight into place. Only offsets and checksums are computed here; which p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple
@@ -14,15 +14,15 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from hurray_wire.arrays import Bytes, as_bytes
+from hurray_wire.arrays import Bytes, Stored, as_bytes
 from hurray_wire.compression import compress_chunk, default_threads, run_chunks, shuffle_width
-from hurray_wire.descriptor import TensorDescriptor
 from hurray_wire.errors import Code, FrameError
 from hurray_wire.metadata import encode_metadata
 from hurray_wire.options import EncodeOptions
 from hurray_wire.payload import PageSource, Payload
 from hurray_wire.sections import (
     MAX_SECTIONS,
+    Extents,
     Planned,
     align,
     digest_of,
@@ -54,7 +54,11 @@ _NONE, _SHUFFLE = int(Filter.NONE), int(Filter.SHUFFLE)
 _CHECKSUM = int(SectionFlag.CHECKSUM)
 _LAST = int(FrameFlag.LAST)
 _POOL, _BLOCK_TABLE = int(SectionKind.PAGE_POOL), int(SectionKind.BLOCK_TABLE)
-_DESCRIPTOR, _SEQ_LENS, _METADATA = int(SectionKind.DESCRIPTOR), int(SectionKind.SEQ_LENS), int(SectionKind.METADATA)
+_FRONT = _DESCRIPTOR, _SEQ_LENS, _METADATA = (
+    int(SectionKind.DESCRIPTOR),
+    int(SectionKind.SEQ_LENS),
+    int(SectionKind.METADATA),
+)
 _MAY_DO_WITHOUT = frozenset((_POOL, int(SectionKind.SCALES), int(SectionKind.ZERO_POINTS)))
 
 
@@ -62,37 +66,40 @@ class Contents(NamedTuple):
     """What a frame holds: kind and bytes of the sections before the pool, the pool's chunks as ranges of wire pages,
     kind and bytes of the sections behind it."""
 
-    front: list[tuple[int, Bytes]]
+    front: list[tuple[int, Stored]]
     ranges: Sequence[tuple[int, int]]
-    back: list[tuple[int, Bytes]]
+    back: list[tuple[int, Stored]]
 
 
 class Geometry(NamedTuple):
-    """Where everything lies: the section table with its checksums left 0, each section's offset and stored length."""
+    """Where everything lies: the section table with its checksums left 0, each section's offset and stored length, and
+    the padding before each, with that behind the last."""
 
     table: bytes
     offsets: tuple[int, ...]
     lengths: tuple[int, ...]
+    gaps: tuple[int, ...]
     frame_length: int
     ranges: tuple[tuple[int, int], ...]
     hashed: tuple[int, ...]
-    """The rows that have a checksum."""
+    """The rows that have a checksum, and their bytes altogether."""
+    hashed_bytes: int
 
 
 # What the frame holds.
 
 
-def front_sections(payload: Payload) -> list[tuple[int, Bytes]]:
+def front_sections(payload: Payload) -> list[tuple[int, Stored]]:
     """Kind and bytes of what stands before the buffers: descriptor, seq_lens, metadata."""
-    sections = [(_DESCRIPTOR, as_bytes(payload.descriptor.encode()))]
+    sections: list[tuple[int, Stored]] = [(_DESCRIPTOR, payload.descriptor.encode())]
     if payload.seq_lens is not None and payload.seq_lens.size:
         sections.append((_SEQ_LENS, payload.seq_lens))
     if payload.metadata:
-        sections.append((_METADATA, as_bytes(encode_metadata(payload.metadata))))
+        sections.append((_METADATA, encode_metadata(payload.metadata)))
     return sections
 
 
-def back_sections(payload: Payload) -> list[tuple[int, Bytes]]:
+def back_sections(payload: Payload) -> list[tuple[int, Stored]]:
     """Kind and bytes of the non-empty buffers behind the pool."""
     return [(_BLOCK_TABLE + i, table) for i, table in enumerate(payload.tables) if table.size]
 
@@ -119,20 +126,29 @@ def _raw(kind: int, raw_offset: int, length: int) -> Planned:
 
 def geometry_of(
     planned: Sequence[Planned],
-    descriptor: GeometryKey | TensorDescriptor,
+    sizes: Sequence[int],
+    alignments: Sequence[int],
     ranges: tuple[tuple[int, int], ...],
     checksum: bool,
     padded_to: int,
 ) -> Geometry:
-    """Lay sections out; the frame is padded to the greater of its own alignment and `padded_to`."""
-    offsets, end = lay_out(planned, descriptor.alignments)
-    own = frame_alignment(descriptor.sizes, descriptor.alignments)
+    """Lay sections out; the frame is padded to the greater of its own alignment and `padded_to`.
+
+    Args:
+        sizes, alignments: of the descriptor's buffers.
+    """
+    offsets, end = lay_out(planned, alignments)
+    own = frame_alignment(sizes, alignments)
     hashed = [checksum or section.kind not in _MAY_DO_WITHOUT for section in planned]
     rows = zip(planned, offsets, hashed, strict=True)
     table = b"".join(_entry(section, offset, asked) for section, offset, asked in rows)
     lengths = tuple(section.stored_length for section in planned)
+    frame_length = align(end, max(own, padded_to))
+    ends = [header_length(len(planned)), *map(sum, zip(offsets, lengths, strict=True))]
+    gaps = tuple(start - end for end, start in zip(ends, [*offsets, frame_length], strict=True))
     asked_rows = tuple(row for row, asked in enumerate(hashed) if asked)
-    return Geometry(table, tuple(offsets), lengths, align(end, max(own, padded_to)), ranges, asked_rows)
+    asked_bytes = sum(lengths[row] for row in asked_rows)
+    return Geometry(table, tuple(offsets), lengths, gaps, frame_length, ranges, asked_rows, asked_bytes)
 
 
 def _entry(section: Planned, offset: int, hashed: bool) -> bytes:
@@ -153,40 +169,36 @@ def _entry(section: Planned, offset: int, hashed: bool) -> bytes:
 
 @lru_cache(maxsize=256)
 def _raw_geometry(
-    front: tuple[tuple[int, int], ...],
-    back: tuple[tuple[int, int], ...],
-    pages: tuple[int, int],
+    front: tuple[int, int, int],
+    extents: Extents,
+    num_pages: int,
     step: int,
-    descriptor: GeometryKey,
     checksum: bool,
     padded_to: int,
 ) -> Geometry:
-    """Of a frame without compression, from sizes alone: the same for every layer and role of a cache."""
-    num_pages, page_bytes = pages
+    """Of a frame without compression, from sizes alone: the same for every layer and role of a cache.
+
+    Args:
+        front: bytes of descriptor, seq_lens and metadata, 0 for what there is not.
+    """
+    sizes, alignments, page_bytes = extents
+    page_bytes = page_bytes or sizes[0]  # pages that end inside bytes go as one
     ranges = _ranges(num_pages, step) if page_bytes else ()
-    planned = [_raw(kind, 0, size) for kind, size in front]
+    planned = [_raw(kind, 0, size) for kind, size in zip(_FRONT, front, strict=True) if size]
     planned += [_raw(_POOL, start * page_bytes, (stop - start) * page_bytes) for start, stop in ranges]
-    planned += [_raw(kind, 0, size) for kind, size in back]
-    return geometry_of(planned, descriptor, ranges, checksum, padded_to)
-
-
-class GeometryKey(NamedTuple):
-    """Of a descriptor, what decides where sections lie."""
-
-    sizes: tuple[int, ...]
-    alignments: tuple[int, ...]
+    planned += [_raw(kind, 0, size) for kind, size in enumerate(sizes[1:], _BLOCK_TABLE) if size]
+    return geometry_of(planned, sizes, alignments, ranges, checksum, padded_to)
 
 
 def raw_contents(payload: Payload, options: EncodeOptions, padded_to: int) -> tuple[Contents, Geometry]:
     """A frame without compression: what it holds, and where."""
     front, back = front_sections(payload), back_sections(payload)
-    pages = payload.pages
+    lens, metadata = payload.seq_lens, front[-1][1] if payload.metadata else b""
     geometry = _raw_geometry(
-        tuple([(kind, data.size) for kind, data in front]),
-        tuple([(kind, data.size) for kind, data in back]),
-        (pages.num_pages, pages.page_bytes),
-        pages_a_chunk(pages, options, len(front) + len(back)),
-        GeometryKey(payload.descriptor.sizes, payload.descriptor.alignments),
+        (len(front[0][1]), 0 if lens is None else lens.size, len(metadata)),
+        payload.descriptor.extents,
+        payload.pages.num_pages,
+        pages_a_chunk(payload.pages, options, len(front) + len(back)),
         options.checksum,
         padded_to,
     )
@@ -196,14 +208,15 @@ def raw_contents(payload: Payload, options: EncodeOptions, padded_to: int) -> tu
 # Checksums and the header.
 
 
-def build_header(geometry: Geometry, piece: Callable[[int], Sequence[Bytes]], options: EncodeOptions) -> bytes:
+def build_header(geometry: Geometry, piece: Callable[[int], Sequence[Stored]], options: EncodeOptions) -> bytes:
     """Prologue, section table and header checksum; `piece`: the stored bytes of a section that has a checksum."""
     rows = geometry.hashed
-    total = sum(geometry.lengths[row] for row in rows)
-    digests = run_chunks(lambda row: digest_of(piece(row)), rows, threads=default_threads(total, options.threads))
+    threads = default_threads(geometry.hashed_bytes, options.threads)
+    digests = run_chunks(lambda row: digest_of(piece(row)), rows, threads=threads)
     header = bytearray(_prologue(len(geometry.offsets), geometry.frame_length, options) + geometry.table)
+    put, step = _U64.pack_into, SECTION_PLAN.size
     for row, digest in zip(rows, digests, strict=True):
-        _U64.pack_into(header, _CHECKSUM_AT + SECTION_PLAN.size * row, digest)
+        put(header, _CHECKSUM_AT + step * row, digest)
     return _sealed(bytes(header))
 
 
@@ -239,7 +252,7 @@ def closing_frame(options: EncodeOptions, padded_to: int = MIN_ALIGNMENT) -> byt
 # The frame in pieces.
 
 
-def frame_parts(payload: Payload, options: EncodeOptions, padded_to: int = MIN_ALIGNMENT) -> list[Bytes]:
+def frame_parts(payload: Payload, options: EncodeOptions, padded_to: int = MIN_ALIGNMENT) -> list[Stored]:
     """The frame's bytes in order: the pool's own memory where it is stored raw, small pieces joined."""
     if options.compression:
         contents, geometry, chunks = _compressed(payload, options, padded_to)
@@ -248,26 +261,31 @@ def frame_parts(payload: Payload, options: EncodeOptions, padded_to: int = MIN_A
         contents, geometry = raw_contents(payload, options, padded_to)
         flat = payload.pages.flat()
         chunks = [] if flat is not None else [payload.pages.views(*chunk) for chunk in contents.ranges]
-    pieces = _pieces(payload.pages, contents, flat, chunks)
-    header = build_header(geometry, pieces, options)
-    first, last = len(contents.front), len(contents.front) + len(contents.ranges)
+    piece = _pieces(payload.pages, contents, flat, chunks)
+    gaps, first = geometry.gaps, len(contents.front)
+    last = first + len(contents.ranges)
+    pieces: list[Stored] = [build_header(geometry, piece, options)]
+    for gap, (_, data) in zip(gaps, contents.front, strict=False):
+        pieces += (_zeros(gap), data)
     if flat is not None and contents.ranges:  # raw chunks lie in one piece, in the frame as in memory
-        pool: list[Block] = [(geometry.offsets[first], flat.size, (flat,))]
+        pieces += (_zeros(gaps[first]), flat)
     else:
-        pool = [(geometry.offsets[row], geometry.lengths[row], pieces(row)) for row in range(first, last)]
-    front = [(geometry.offsets[row], geometry.lengths[row], pieces(row)) for row in range(first)]
-    back = [(geometry.offsets[row], geometry.lengths[row], pieces(row)) for row in range(last, len(geometry.offsets))]
-    return _joined(_in_order(header, [*front, *pool, *back], geometry.frame_length))
+        for row in range(first, last):
+            pieces += (_zeros(gaps[row]), *piece(row))
+    for gap, (_, data) in zip(gaps[last:], contents.back, strict=False):
+        pieces += (_zeros(gap), data)
+    pieces.append(_zeros(gaps[-1]))
+    return _joined(pieces)
 
 
 def _pieces(
     pages: PageSource, contents: Contents, flat: Bytes | None, chunks: Sequence[Sequence[Bytes]]
-) -> Callable[[int], Sequence[Bytes]]:
+) -> Callable[[int], Sequence[Stored]]:
     """The stored bytes of a section, by its row; of a flat pool, the slice that the chunk is."""
     first, width = len(contents.front), pages.page_bytes
     last = first + len(contents.ranges)
 
-    def piece(row: int) -> Sequence[Bytes]:
+    def piece(row: int) -> Sequence[Stored]:
         if row < first:
             return (contents.front[row][1],)
         if row >= last:
@@ -290,10 +308,11 @@ def _compressed(
     width = shuffle_width(payload.descriptor.bit_width // 8)
     threads = default_threads(pages.nbytes, options.threads)
     chunks = run_chunks(lambda chunk: _stored(pages, chunk, width), ranges, threads=threads)
-    planned = [_raw(kind, 0, data.size) for kind, data in front]
+    planned = [_raw(kind, 0, len(data)) for kind, data in front]
     planned += [section for section, _ in chunks]
-    planned += [_raw(kind, 0, data.size) for kind, data in back]
-    geometry = geometry_of(planned, payload.descriptor, ranges, options.checksum, padded_to)
+    planned += [_raw(kind, 0, len(data)) for kind, data in back]
+    sizes, alignments, _ = payload.descriptor.extents
+    geometry = geometry_of(planned, sizes, alignments, ranges, options.checksum, padded_to)
     return Contents(front, ranges, back), geometry, [pieces for _, pieces in chunks]
 
 
@@ -315,22 +334,6 @@ def _stored(pages: PageSource, chunk: tuple[int, int], width: int) -> tuple[Plan
     return planned._replace(codec=_ZSTD, element_width=shuffled, stored_length=data.size), (data,)
 
 
-Block = tuple[int, int, Sequence[Bytes]]
-"""Offset in the frame, length, and the bytes in pieces."""
-
-
-def _in_order(header: bytes, blocks: Sequence[Block], frame_length: int) -> Iterator[Bytes | bytes]:
-    yield header
-    end = len(header)
-    for offset, length, pieces in blocks:
-        if offset > end:
-            yield _zeros(offset - end)
-        yield from pieces
-        end = offset + length
-    if frame_length > end:
-        yield _zeros(frame_length - end)
-
-
 _ZEROS = bytes(4096)
 
 
@@ -338,19 +341,19 @@ def _zeros(count: int) -> bytes:
     return _ZEROS[:count] if count <= len(_ZEROS) else bytes(count)
 
 
-def _joined(pieces: Iterator[Bytes | bytes]) -> list[Bytes]:
-    joined: list[Bytes] = []
-    small: list[Bytes | bytes] = []
+def _joined(pieces: Sequence[Stored]) -> list[Stored]:
+    joined: list[Stored] = []
+    small: list[Stored] = []
     for piece in pieces:
         if len(piece) < _JOIN_BELOW:
             small.append(piece)
             continue
         if small:
-            joined.append(as_bytes(b"".join(small)))
+            joined.append(b"".join(small))
             small = []
-        joined.append(as_bytes(piece))
+        joined.append(piece)
     if small:
-        joined.append(as_bytes(b"".join(small)))
+        joined.append(b"".join(small))
     return joined
 
 
@@ -376,16 +379,12 @@ def write_frame(payload: Payload, options: EncodeOptions, out: Bytes) -> None:
         _copy_pool(payload.pages, contents.ranges, out[start : start + payload.pages.nbytes], threads)
     rows = [*range(first), *range(first + len(contents.ranges), len(geometry.offsets))]
     for row, (_, data) in zip(rows, [*contents.front, *contents.back], strict=True):
-        out[geometry.offsets[row] :][: data.size] = data
+        out[geometry.offsets[row] :][: len(data)] = as_bytes(data)
     offsets, lengths = geometry.offsets, geometry.lengths
     header = build_header(geometry, lambda row: (out[offsets[row] :][: lengths[row]],), options)
     out[: len(header)] = as_bytes(header)
-    end = len(header)
-    for offset, length in zip(geometry.offsets, geometry.lengths, strict=True):
-        if offset > end:
-            out[end:offset] = 0
-        end = offset + length
-    out[end:] = 0
+    for gap, end in zip(geometry.gaps, (*geometry.offsets, geometry.frame_length), strict=True):
+        out[end - gap : end] = 0
 
 
 def _copy_pool(pages: PageSource, ranges: Sequence[tuple[int, int]], out: Bytes, threads: int) -> None:
@@ -413,12 +412,13 @@ def frame_header(payload: Payload, options: EncodeOptions) -> bytes:
     contents, geometry = raw_contents(payload, options, MIN_ALIGNMENT)
     first = len(contents.front)
 
-    def pieces(row: int) -> Sequence[Bytes]:
+    def piece(row: int) -> Sequence[Stored]:
         """A chunk's bytes when they are hashed, and not before: a header needs no pool."""
         if first <= row < first + len(contents.ranges):
             return payload.pages.views(*contents.ranges[row - first])
         return ([*contents.front, *contents.back][row if row < first else row - len(contents.ranges)][1],)
 
-    header = build_header(geometry, pieces, options)
-    front = [(geometry.offsets[row], geometry.lengths[row], pieces(row)) for row in range(first)]
-    return b"".join(_in_order(header, front, geometry.offsets[first]))
+    pieces: list[Stored] = [build_header(geometry, piece, options)]
+    for gap, (_, data) in zip(geometry.gaps, contents.front, strict=False):
+        pieces += (_zeros(gap), data)
+    return b"".join([*pieces, _zeros(geometry.gaps[first])])

@@ -176,14 +176,18 @@ def sound(
     if num_seqs < 0 or not 0 < entries + num_seqs <= _BRIEF or seq_ptr.item(0) != 0 or seq_ptr.item(-1) != entries:
         return False
     end = 1 << (8 * seq_ptr.itemsize - 1)
-    if num_seqs * entries >= end or entries * page_size >= end or largest(block_table) >= num_pages:
+    slots = entries * page_size
+    if num_seqs * entries >= end or slots >= end or largest(block_table) >= num_pages:
         return False
     if seq_lens is None:
-        return tokens <= entries * page_size and _ascending(seq_ptr)
-    pages = seq_ptr[1:] - seq_ptr[:-1]
-    if seq_lens.size != num_seqs or largest(pages) > entries or some(seq_lens > pages * page_size):
+        return tokens <= slots and _ascending(seq_ptr)
+    if seq_lens.size != num_seqs or not num_seqs or exact_sum(seq_lens) != tokens:
         return False
-    return exact_sum(seq_lens) == tokens
+    pages = seq_ptr[1:] - seq_ptr[:-1]
+    if pages.item(pages.argmax()) > entries:
+        return False
+    over = seq_lens > pages * page_size
+    return not over.item(over.argmax())
 
 
 def check_token_count(total_tokens: int, entries: int, page_size: int) -> list[Violation]:

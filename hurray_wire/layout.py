@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from hurray_wire import indices, rules
 from hurray_wire.errors import Code, InvalidDescriptorError, Violation, violations_error
 from hurray_wire.quantization import CLASSES
 from hurray_wire.tags import BLOCK_PAGED, NO_LAYER, RANK, IndexType, KvRole
 
-__all__ = ["INDEX_TYPES", "KV_ROLES", "BlockPagedLayout"]
+__all__ = ["INDEX_DTYPES", "INDEX_TYPES", "KV_ROLES", "BlockPagedLayout"]
 
 KV_ROLES = {role.name.lower(): role for role in KvRole}
 INDEX_TYPES = {index_type.name.lower(): index_type for index_type in IndexType}
+INDEX_DTYPES: dict[str, np.dtype[Any]] = {"uint32": np.dtype("<u4"), "uint64": np.dtype("<u8")}
 
 
 @dataclass(frozen=True, slots=True)

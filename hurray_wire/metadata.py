@@ -114,6 +114,17 @@ def _check_depth(value: Any) -> None:
     raise ValueError(f"nested more than {_MAX_DEPTH} deep")
 
 
+def read_metadata(data: bytes, num_seqs: int, head_dim: int, offset: int | None = None) -> dict[str, Any] | None:
+    """The object in a metadata section, held to the tensor that it came with; None for an empty one.
+
+    Raises:
+        FrameError: `metadata`.
+    """
+    metadata = decode_metadata(data, offset)
+    validate_metadata(metadata, num_seqs, head_dim, offset=offset)
+    return metadata or None
+
+
 def decode_metadata(data: bytes, offset: int | None = None) -> dict[str, Any]:
     """The object in a metadata section: RFC 8259, UTF-8 without BOM, unique keys, no NaN.
 

@@ -5,8 +5,10 @@ State and rules, no bytes: `iter_decode` and the stream readers tell it what the
 
 from __future__ import annotations
 
+from typing import Any
+
 from hurray_wire.errors import Code, FrameError, TruncatedError
-from hurray_wire.frame_reader import Head
+from hurray_wire.frame_reader import is_last
 from hurray_wire.options import Limits
 from hurray_wire.structs.frame import PROLOGUE_PLAN
 
@@ -33,26 +35,25 @@ class StreamOrder:
             message = f"a bare item stands where frame {self._sequence} of stream {self._stream_id:#x} must follow"
             raise FrameError(message, code=Code.MAGIC, where="magic", offset=offset)
 
-    def frame(self, head: Head) -> None:
-        """A frame whose header is sound.
+    def frame(self, prologue: Any, base: int) -> None:
+        """A frame whose header is sound, and which begins at `base`.
 
         Raises:
             FrameError: `sequence`, `stream_id`.
         """
-        prologue = head.prologue
         if prologue.sequence != self._sequence:
             message = f"is {prologue.sequence}, must be {self._sequence}"
-            offset = head.base + PROLOGUE_PLAN.offset_of("sequence")
+            offset = base + PROLOGUE_PLAN.offset_of("sequence")
             raise FrameError(message, code=Code.SEQUENCE, where="sequence", offset=offset)
         if self.open and prologue.stream_id != self._stream_id:
             message = f"is {prologue.stream_id:#x}, frame {prologue.sequence} must be of stream {self._stream_id:#x}"
-            offset = head.base + PROLOGUE_PLAN.offset_of("stream_id")
+            offset = base + PROLOGUE_PLAN.offset_of("stream_id")
             raise FrameError(message, code=Code.STREAM_ID, where="stream_id", offset=offset)
         self._stream_id = prologue.stream_id
         self._sequence += 1
         self.open = True
-        self._at_last = head.last
-        if head.last:
+        self._at_last = is_last(prologue)
+        if self._at_last:
             self.open = False
             self.streams += 1
             self._sequence = 0

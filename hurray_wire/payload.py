@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from hurray_wire import indices
 from hurray_wire.arrays import Bytes, address, raw_view
-from hurray_wire.assembly import INDEX_DTYPES, Parts
+from hurray_wire.assembly import Parts
 from hurray_wire.descriptor import TensorDescriptor
 from hurray_wire.dtypes import clear_tail, packed_bytes
 from hurray_wire.errors import Code, UnsupportedError
@@ -191,7 +191,7 @@ def payload_of(tensor: BlockPagedTensor, options: EncodeOptions) -> Payload:
         message = "pages that end inside bytes are neither selected nor scrubbed: pack a page to whole bytes"
         raise UnsupportedError(message, code=Code.PACKED_POOL, where="page_pool")
     framed = options.framing != "bare"  # which has no place for them
-    lens = None if parts.seq_lens is None or not framed else _lens_bytes(parts.seq_lens, descriptor.layout)
+    lens = None if parts.seq_lens is None or not framed else _lens_bytes(parts.seq_lens, descriptor.index_dtype)
     return Payload(descriptor, PageSource(pool, ids, owned, tensor.page_size), tuple(tables), lens, parts.metadata)
 
 
@@ -278,11 +278,10 @@ def _scale_bytes(parts: Parts, owned: Int64Array | None) -> list[Bytes]:
     return scrubbed
 
 
-def _lens_bytes(seq_lens: IntArray, layout: BlockPagedLayout) -> Bytes:
-    index = INDEX_DTYPES[layout.block_table_index_type]
+def _lens_bytes(seq_lens: IntArray, index: np.dtype[Any]) -> Bytes:
     if seq_lens.dtype == index:
         return raw_view(seq_lens)
     if indices.largest(seq_lens) > np.iinfo(index).max:
-        message = f"{layout.block_table_index_type} cannot hold a length of {indices.largest(seq_lens)}"
+        message = f"{index} cannot hold a length of {indices.largest(seq_lens)}"
         raise UnsupportedError(message, code=Code.INDEX_TYPE, where="seq_lens")
     return raw_view(seq_lens.astype(index, copy=False))

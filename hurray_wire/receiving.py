@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from hurray_wire import bare, frame_reader, indices
 from hurray_wire.arrays import Bytes, address, as_array, as_bytes, refuse_overlap
-from hurray_wire.assembly import INDEX_DTYPES, Parts, of_buffers
+from hurray_wire.assembly import Parts, of_buffers
 from hurray_wire.compression import default_threads, run_chunks
 from hurray_wire.descriptor import TensorDescriptor
 from hurray_wire.errors import (
@@ -397,7 +397,7 @@ class Destination:
         """The tensor over the receiver's pool: table, scales and sizes in its ids."""
         layout = parts.descriptor.layout
         num_pages = layout.num_pages if self.pool.ndim == 1 and not self.page_bytes else self._rows.shape[0]
-        table = self.ids[parts.block_table.astype(np.int64)].astype(INDEX_DTYPES[layout.block_table_index_type])
+        table = self.ids[parts.block_table.astype(np.int64)].astype(parts.descriptor.index_dtype)
         table.flags.writeable = False
         scales, zero_points = parts.scales, parts.zero_points
         if isinstance(parts.descriptor.quantization, PerBlockAffine):
@@ -449,7 +449,7 @@ def destination(descriptor: TensorDescriptor, pool: Any, page_ids: Any) -> Desti
         _check_pool(descriptor, array)
         count = array.shape[0]
     ids = _page_ids(page_ids, layout.num_pages, count)
-    if ids.size and int(ids.max()) > np.iinfo(INDEX_DTYPES[layout.block_table_index_type]).max:
+    if ids.size and int(ids.max()) > np.iinfo(descriptor.index_dtype).max:
         raise IndexError(f"page id {int(ids.max())} does not fit the blob's {layout.block_table_index_type} table")
     return Destination(array, ids, page_bytes, flat)
 

@@ -39,6 +39,7 @@ ROWS: dict[str, int] = {
             ("assembly", "options"),
             ("tensor", "memory"),
             ("payload",),
+            ("familiar",),
             ("bare", "frame_writer", "frame_reader"),
             ("ops", "order", "inspection", "receiving"),
             ("codec", "engines"),
@@ -55,6 +56,7 @@ ONLY_IN: dict[str, set[str]] = {
     "zstandard": {"compression"},
     "xxhash": {
         "sections",
+        "familiar",
         "frame_reader",
         "frame_writer",
         "stream.incoming",

@@ -71,7 +71,7 @@ class _Order(StreamOrder):
         """Take a frame for the place where it says that it stands."""
         self._sequence, self._stream_id = head.prologue.sequence, head.prologue.stream_id
         self.open = False
-        self.frame(head)
+        self.frame(head.prologue, head.base)
 
     def drop(self) -> None:
         """The stream that is open is given up."""
@@ -178,7 +178,7 @@ class Scan:
             noted = len(item.faults)
             if not self._resumed:
                 with item.stage(Stage.ORDER):
-                    self._order.frame(item.head)
+                    self._order.frame(item.head.prologue, item.head.base)
             if self._resumed or len(item.faults) > noted:
                 self._order.resume(item.head)
         self._resumed = False

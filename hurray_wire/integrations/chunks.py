@@ -214,7 +214,7 @@ def read_chunk(
             message = "a bare item, which has no metadata: these are not the frames of a chunk"
             raise FrameError(message, code=Code.MAGIC, where="magic", offset=at)
         head = frame_reader.read_frame_head(raw, at, limits)
-        order.frame(head)
+        order.frame(head.prologue, head.base)
         if head.closing:
             raise _short(order, at)
         _read_plane(raw, head, plane, expect, limits, form.threads)

@@ -156,8 +156,8 @@ class FrameFileWriter:
         sink = self._sink
         self._stored(lambda: send(sink, vector_of(parts)))
         self._framing.sent()
-        prologue = read_prologue(parts[0][: PROLOGUE_PLAN.size].tobytes(), self._at, DEFAULT_LIMITS)
-        header = parts[0][: prologue.header_length].tobytes()
+        prologue = read_prologue(bytes(parts[0][: PROLOGUE_PLAN.size]), self._at, DEFAULT_LIMITS)
+        header = bytes(parts[0][: prologue.header_length])
         head = read_head(header, prologue, self._at)
         self._entries.append(entry_of(head, header, name, tensor.layer_index, tensor.kv_role))
         self._at += prologue.frame_length
@@ -172,7 +172,7 @@ class FrameFileWriter:
         if self._sink is None:
             raise ValueError("the file is closed")
         closing = self._framing.closing()
-        index = Index(self._entries, self._at + sum(part.size for part in closing))
+        index = Index(self._entries, self._at + sum(map(len, closing)))
         sink = self._sink
 
         def end() -> None:
@@ -352,7 +352,7 @@ def build_index(path: Any, *, fs: Any = None, names: Any = None) -> int:
     at = 0
     while at < size:
         head, found, header = _front(source, at, size)
-        order.frame(head)
+        order.frame(head.prologue, head.base)
         if found.descriptor is not None:
             layout = found.descriptor.layout
             name = called[len(entries)] if len(entries) < len(called) else None

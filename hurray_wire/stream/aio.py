@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
-from hurray_wire.arrays import Bytes
+from hurray_wire.arrays import Stored
 from hurray_wire.inspection import Inspection
 from hurray_wire.options import Alloc, Limits, Sending
 from hurray_wire.stream.decoder import Streams
@@ -271,7 +272,7 @@ class AsyncStreamWriter:
         if self._sink is None or self._finished:
             raise ValueError("the writer is closed" if self._sink is None else "the stream is finished")
 
-    async def _send(self, parts: list[Bytes]) -> None:
+    async def _send(self, parts: Sequence[Stored]) -> None:
         try:
             for part in parts:
                 await self._send_piece(memoryview(part))

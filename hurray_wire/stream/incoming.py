@@ -223,7 +223,7 @@ def _receive_frame(first: Bytes, order: StreamOrder, options: DecodeOptions, bas
     header[:size] = prologue_bytes
     yield from fill(header[size:], base, "frame_length", needed=total, have=size)
     head = frame_reader.read_head(header.tobytes(), prologue, base)
-    order.frame(head)
+    order.frame(head.prologue, head.base)
     order.count(total)
     if head.closing:
         padding = allocated(total - header.size, None)

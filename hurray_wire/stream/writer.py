@@ -14,7 +14,7 @@ from typing import Any, Literal, Unpack
 import numpy as np
 
 from hurray_wire import frame_writer
-from hurray_wire.arrays import Bytes, as_bytes
+from hurray_wire.arrays import Stored
 from hurray_wire.codec import parts_of
 from hurray_wire.errors import Code, UnsupportedError
 from hurray_wire.forms import Form
@@ -47,7 +47,7 @@ class Framing:
         self.frame_alignment = frame_alignment
         self.sequence = 0
 
-    def parts(self, tensor: BlockPagedTensor) -> list[Bytes]:
+    def parts(self, tensor: BlockPagedTensor) -> Sequence[Stored]:
         """The next frame's bytes; its number counts only when `sent` says so."""
         options = replace(self.options, sequence=self.sequence)
         payload = payload_of(tensor, options)
@@ -59,12 +59,12 @@ class Framing:
         """The frame that `parts` gave is on its way."""
         self.sequence += 1
 
-    def closing(self) -> list[Bytes]:
+    def closing(self) -> Sequence[Stored]:
         """What ends the stream: a closing frame; nothing in the bare form."""
         if self.options.framing == Form.BARE:
             return []
         options = replace(self.options, sequence=self.sequence, last=True)
-        return [as_bytes(frame_writer.closing_frame(options, self.frame_alignment))]
+        return [frame_writer.closing_frame(options, self.frame_alignment)]
 
     @property
     def compresses(self) -> bool:
@@ -72,9 +72,9 @@ class Framing:
         return self.options.compression is not None
 
 
-def vector_of(parts: Sequence[Bytes]) -> Vector:
+def vector_of(parts: Sequence[Stored]) -> Vector:
     """The pieces as memory for vectored calls."""
-    return [memoryview(part) for part in parts if part.size]
+    return [memoryview(part) for part in parts if len(part)]
 
 
 class StreamWriter:
@@ -148,7 +148,7 @@ class StreamWriter:
         if self._sink is None or self._finished:
             raise ValueError("the writer is closed" if self._sink is None else "the stream is finished")
 
-    def _queue(self, parts: list[Bytes]) -> None:
+    def _queue(self, parts: Sequence[Stored]) -> None:
         if self._sender is None or not self._sender.here:
             assert self._sink is not None
             self._sender = Sender(self._sink)
@@ -158,7 +158,7 @@ class StreamWriter:
             self._close()
             raise
 
-    def _send(self, parts: list[Bytes]) -> None:
+    def _send(self, parts: Sequence[Stored]) -> None:
         assert self._sink is not None
         try:
             send(self._sink, vector_of(parts))
@@ -222,8 +222,10 @@ def send(sink: Sink, vector: Vector) -> None:
         vector = advanced(vector, count)
 
 
-def _own(part: Bytes, tensor: BlockPagedTensor) -> Bytes:
+def _own(part: Stored, tensor: BlockPagedTensor) -> Stored:
     """A part that is the caller's memory is copied, since `write` returns before it is sent."""
+    if isinstance(part, bytes):
+        return part
     callers = (tensor.page_pool, tensor.scales, tensor.zero_points)
     return part.copy() if any(a is not None and np.may_share_memory(part, a) for a in callers) else part
 

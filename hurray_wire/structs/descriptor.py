@@ -6,8 +6,9 @@ that they hold what they must is said by `rules`, once, for readers and writers 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
+from struct import Struct as StructOfBytes
 from typing import Any, NamedTuple
 
 from construct import (
@@ -29,7 +30,7 @@ from construct import (
 )
 
 from hurray_wire import tags
-from hurray_wire.structs.fused import Groups, Named, Plan, Record, Span
+from hurray_wire.structs.fused import Groups, Named, Plan, Record, Span, new_record
 
 BLOCK_PAGED = Struct(
     "page_size" / Int32ul * "tokens per page",
@@ -168,6 +169,7 @@ DESCRIPTOR = Struct(*FRONT.subcons, *TAIL.subcons)
 # Plain ints: arithmetic on IntFlag members costs microseconds, and this is the hot path.
 _KNOWN_FLAGS = sum(map(int, tags.Flag))
 _QUANTIZATION = int(tags.Flag.QUANTIZATION)
+_RANK, _LAYOUT_TAG = int(tags.RANK), int(tags.BLOCK_PAGED)
 
 HEAD_PLAN = Plan(HEAD)
 FRONT_PLAN = Plan(FRONT, Container(rank=tags.RANK))
@@ -246,25 +248,59 @@ def _tail_of(data: bytes, front: Record) -> tuple[Groups, str, Record | None]:
     return _tail_groups(front.buffer_count, 0, 0, 0), "quantization.length", start
 
 
+class _Plain(NamedTuple):
+    """A descriptor of front and handles alone, in one struct: what nearly all are."""
+
+    unpack: Callable[[bytes], tuple[Any, ...]]
+    handles: tuple[slice, ...]
+
+
+def _plain(count: int) -> _Plain:
+    codes = [field.code for field in (*FRONT_PLAN.fields, *HANDLE_PLAN.fields * count)]
+    starts = range(len(FRONT_PLAN.fields), len(codes), len(HANDLE_PLAN.fields))
+    slices = tuple(slice(start, start + len(HANDLE_PLAN.fields)) for start in starts)
+    return _Plain(StructOfBytes("<" + "".join(codes)).unpack, slices)
+
+
+_PLAIN = {FRONT_PLAN.size + HANDLE_PLAN.size * count: _plain(count) for count in range(3, 6)}
+_FRONT_VALUES = slice(len(FRONT_PLAN.fields))
+_AT_FLAGS, _AT_LAYOUT, _AT_RANK, _AT_COUNT = map(
+    FRONT_PLAN.names.index, ("flags", "layout_tag", "rank", "buffer_count")
+)
+
+
 def parse_descriptor(data: bytes) -> Fields:
     """Read a descriptor's tables as they are; `data` ends where the descriptor does, and holds its head."""
-    short = len(data) < FRONT_PLAN.size
-    front = (HEAD_PLAN if short else FRONT_PLAN).unpack(data)
-    if front.rank != tags.RANK or front.layout_tag != tags.BLOCK_PAGED:
+    plain = _PLAIN.get(len(data))
+    if plain is not None:
+        values = plain.unpack(data)
+        block_paged = values[_AT_RANK] == _RANK and values[_AT_LAYOUT] == _LAYOUT_TAG
+        if block_paged and values[_AT_COUNT] == len(plain.handles) and not values[_AT_FLAGS] & _KNOWN_FLAGS:
+            front = new_record(FRONT_PLAN.record, values[_FRONT_VALUES])
+            handle = HANDLE_PLAN.record
+            buffers = tuple([new_record(handle, values[place]) for place in plain.handles])
+            found: Fields = new_record(Fields, (front, buffers, None, None, None, None, None, len(data), "", None))
+            return found
+    return _parse_any(data)
+
+
+def _parse_any(data: bytes) -> Fields:
+    if len(data) < FRONT_PLAN.size:
+        head = HEAD_PLAN.unpack(data)
+        block_paged = head.rank == _RANK and head.layout_tag == _LAYOUT_TAG
+        return Fields(head, cut="descriptor_length" if block_paged else "")
+    front = FRONT_PLAN.unpack(data)
+    if front.rank != _RANK or front.layout_tag != _LAYOUT_TAG:
         return Fields(HEAD_PLAN.unpack(data))
-    if short:
-        return Fields(front, cut="descriptor_length")
     groups, cut, scheme_start = _tail_of(data, front)
     records = groups.unpack(data, FRONT_PLAN.size)
     count = min(front.buffer_count, MOST_BUFFERS)
     if len(records) == count == len(groups.cuts):
-        return Fields(
-            front, tuple(records), None, None, None, None, None, FRONT_PLAN.size + groups.size, cut, scheme_start
-        )
+        return Fields(front, tuple(records), end=FRONT_PLAN.size + groups.size, cut=cut, scheme_start=scheme_start)
     if len(records) < len(groups.cuts):
         cut = groups.cuts[len(records)][0]
-    tables = {name: record for (name, *_), record in zip(groups.cuts[count:], records[count:], strict=False)}
-    end = FRONT_PLAN.size + sum(packed.size for *_, packed in groups.cuts[: len(records)])
+    tables = {name: record for (name, _), record in zip(groups.cuts[count:], records[count:], strict=False)}
+    end = FRONT_PLAN.size + sum(packed.size for _, packed in groups.cuts[: len(records)])
     return Fields(front, tuple(records[:count]), **tables, end=end, cut=cut, scheme_start=scheme_start)
 
 

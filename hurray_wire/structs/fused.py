@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import struct
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -115,14 +115,17 @@ _MOST_REMEMBERED = 256
 """Fields of a record whose class is kept: a hostile count makes thousands, and memory is not a sender's to fill."""
 
 
-def _record_maker(names: tuple[str, ...]) -> Callable[[Any], Record]:
+def _record_class(names: tuple[str, ...]) -> type[Record]:
     return _made(names) if len(names) <= _MOST_REMEMBERED else _made.__wrapped__(names)
 
 
 @lru_cache(maxsize=256)
-def _made(names: tuple[str, ...]) -> Callable[[Any], Record]:
-    record: Any = namedtuple("Record", names)  # type: ignore[misc]
-    return partial(tuple.__new__, record)  # `_make` without its length check, at half its time
+def _made(names: tuple[str, ...]) -> type[Record]:
+    return namedtuple("Record", names)
+
+
+new_record: Any = tuple.__new__
+"""Makes a record of its values: `_make` without its length check, at half its time."""
 
 
 class Plan:
@@ -135,9 +138,9 @@ class Plan:
         (16, 640)
     """
 
-    __slots__ = ("fields", "make", "names", "pack", "packed", "places", "size")
-    make: Callable[[Any], Record]
-    """A record of values in order."""
+    __slots__ = ("fields", "names", "pack", "packed", "places", "record", "size")
+    record: type[Record]
+    """The class of its records."""
     places: dict[str, Place]
     """Where each field stands, and each whole table, which begins with its first field, from the first byte."""
 
@@ -149,21 +152,25 @@ class Plan:
         self.pack = self.packed.pack
 
     def __getattr__(self, name: str) -> Any:
-        """`make` and `places`, at the first asking: a plan of hostile size is asked for neither.
+        """`record` and `places`, at the first asking: a plan of hostile size is asked for neither.
 
         Not functools.cached_property: its lock, one for all plans, would stay held in a process forked meanwhile.
         """
-        if name == "make":
-            self.make = _record_maker(self.names)
+        if name == "record":
+            self.record = _record_class(self.names)
         elif name == "places":
             self.places = _places(self.fields)
         else:
             raise AttributeError(name)
         return object.__getattribute__(self, name)
 
+    def make(self, values: Iterable[Any]) -> Record:
+        """A record of values in order."""
+        return new_record(self.record, values)
+
     def unpack(self, data: Any, offset: int = 0) -> Record:
         """The record at `offset`; the caller has made sure that `size` bytes are there."""
-        return self.make(self.packed.unpack_from(data, offset))
+        return new_record(self.record, self.packed.unpack_from(data, offset))
 
     def packed_size(self, path: str) -> int:
         """Bytes of one field."""
@@ -200,30 +207,35 @@ def _places(fields: tuple[Field, ...]) -> dict[str, Place]:
 class Groups:
     """A plan cut at its paths' first component: `buffers[0].byte_size` goes to the record of `buffers[0]`."""
 
-    __slots__ = ("cuts", "plan", "size")
+    __slots__ = ("cuts", "plan", "rows", "size")
+    cuts: list[tuple[str, struct.Struct]]
+    """The name and the bytes of each group."""
+    rows: list[tuple[type[Record], slice]]
+    """The class of its record, and its values among all."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.size = plan.size
         heads = [field.path.partition(".")[0] for field in plan.fields]
         firsts = [i for i, head in enumerate(heads) if i == 0 or head != heads[i - 1]]
-        self.cuts: list[tuple[str, int, int, Callable[[Any], Record], struct.Struct]] = []
+        self.cuts, self.rows = [], []
         for start, stop in pairwise([*firsts, len(heads)]):
             fields = plan.fields[start:stop]
             names = tuple(_record_name(field.path.partition(".")[2]) for field in fields)
             packed = struct.Struct("<" + "".join(field.code for field in fields))
-            self.cuts.append((heads[start], start, stop, _record_maker(names), packed))
+            self.cuts.append((heads[start], packed))
+            self.rows.append((_record_class(names), slice(start, stop)))
 
     def unpack(self, data: bytes, offset: int) -> list[Record]:
         """A record a group, in wire order; only those that are there whole."""
         if offset + self.size <= len(data):
             values = self.plan.packed.unpack_from(data, offset)
-            return [make(values[start:stop]) for _, start, stop, make, _ in self.cuts]
+            return [new_record(record, values[place]) for record, place in self.rows]
         records = []
-        for _, _, _, make, packed in self.cuts:
+        for (_, packed), (record, _) in zip(self.cuts, self.rows, strict=True):
             if offset + packed.size > len(data):
                 break
-            records.append(make(packed.unpack_from(data, offset)))
+            records.append(new_record(record, packed.unpack_from(data, offset)))
             offset += packed.size
         return records
 

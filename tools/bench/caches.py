@@ -59,18 +59,21 @@ def snapshot_chunks() -> list[npt.NDArray[np.uint16]]:
 
 
 def real_bits(nbytes: int) -> npt.NDArray[np.uint16]:
-    """The real snapshot's tokens (bfloat16 bits, keys and values in turn), repeated to `nbytes`.
+    """The real snapshot's tokens (bfloat16 bits), repeated to `nbytes`: half of it keys, then values.
 
-    In each repetition every channel's values are shuffled on their own: the distributions stay, and nothing stands
-    twice for a compressor to find.
+    A pool holds one or the other, and so does each chunk here. In each repetition every channel's values are shuffled
+    on their own: the distributions stay, and nothing stands twice for a compressor to find.
     """
     about = json.loads((REAL / "snapshot.json").read_text())
     pools = [np.load(REAL / about["files"][role]["path"]) for role in ("key", "value")]
     table, lens, ptr = (np.array(about[name]) for name in ("block_table", "seq_lens", "seq_ptr"))
-    tokens = np.concatenate([_tokens(pool, table, ptr, lens) for pool in pools], axis=1)
     rng = np.random.default_rng(5)
-    count = -(-nbytes // tokens.nbytes)
-    return np.concatenate([rng.permuted(tokens, axis=0).reshape(-1) for _ in range(count)])[: nbytes // 2]
+    halves = []
+    for pool in pools:
+        tokens = _tokens(pool, table, ptr, lens)
+        count = -(-nbytes // 2 // tokens.nbytes)
+        halves.append(np.concatenate([rng.permuted(tokens, axis=0).reshape(-1) for _ in range(count)])[: nbytes // 4])
+    return np.concatenate(halves)
 
 
 def _tokens(pool: Any, table: Any, ptr: Any, lens: Any) -> npt.NDArray[np.uint16]:
