@@ -40,7 +40,7 @@ _FIRST_CHECKSUM = (PROLOGUE_PLAN.size + SECTION_PLAN.offset_of("checksum")) // _
 _ROW_WORDS = SECTION_PLAN.size // _WORD.itemsize
 _MOST_SECTIONS = 1024
 """Longer tables are not learned, nor are more sections altogether than `_MOST_ALTOGETHER`: memory is not a sender's."""
-_MOST_ALTOGETHER = 16384
+_MOST_ALTOGETHER = 4096
 _SHORT_GAP = 4096
 
 
@@ -311,6 +311,7 @@ def _run(table: SectionTable, rows: Sequence[int], gaps: Sequence[tuple[int, int
     start, stop = first.offset, last.offset + last.stored_length
     short = [gap for gap in gaps if gap[1] - gap[0] <= _SHORT_GAP]
     start = next((begin for begin, end in short if end == start), start)
+    start -= start % _WORD.itemsize  # so that tables are as aligned in the copy as in the frame
     stop = next((end for begin, end in short if begin == stop), stop)
     within = [(begin, end) for begin, end in gaps if start <= begin and end <= stop]
     zeros = tuple(Gap(slice(begin - start, end - start), bytes(end - begin)) for begin, end in within)

@@ -59,13 +59,18 @@ def is_familiar(data: Any, **options: Any) -> bool:
     return familiar.read(as_bytes(data), 0, decode_options(options), alone=True) is not None  # type: ignore[arg-type]
 
 
+def flags(array: Any) -> tuple[bool, bool]:
+    """Whether it may be written to, and is aligned."""
+    return array.flags.writeable, array.flags.aligned
+
+
 def agree(data: bytes, options: dict[str, Any]) -> bool:
     """Whether both say the same of bytes, arrays and their flags included."""
     ours, theirs = by_both(data, options), by_the_stages(data, options)
     if isinstance(ours, tuple) or isinstance(theirs, tuple):
         return bool(ours == theirs)
     pairs = zip(ours.parts.small_arrays(), theirs.parts.small_arrays(), strict=True)
-    same = all(a is b or (a.dtype == b.dtype and a.flags.writeable == b.flags.writeable) for a, b in pairs)
+    same = all(a is b or (a.dtype == b.dtype and flags(a) == flags(b)) for a, b in pairs)
     pools = ours.page_pool, theirs.page_pool
     views = [np.shares_memory(pool, np.frombuffer(data, np.uint8)) for pool in pools]
     return bool(
@@ -73,7 +78,7 @@ def agree(data: bytes, options: dict[str, Any]) -> bool:
         and same
         and views[0] == views[1]
         and pools[0].dtype == pools[1].dtype
-        and pools[0].flags.writeable == pools[1].flags.writeable
+        and flags(pools[0]) == flags(pools[1])
         and ours.violations == theirs.violations
     )
 
