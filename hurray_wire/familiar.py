@@ -79,6 +79,10 @@ class Route:
     sections: int
     extents: Extents
     """Of a descriptor that the section table fits."""
+    total_bytes: int
+    """Of its buffers."""
+    descriptor_bytes: int
+    metadata_bytes: int
     front: Run
     """Descriptor, seq_lens and metadata: where each lies in the run."""
     descriptor: slice
@@ -120,10 +124,10 @@ class _Known:
     def keep(self, mask: Words, route: Route) -> None:
         """Remember a route, and that headers of so many sections may be familiar."""
         digest = xxhash.xxh3_64_intdigest(route.header)
-        if digest not in self.routes:
-            self._sections += route.sections
-            if self._sections > _MOST_ALTOGETHER:
-                self.masks, self.routes, self._sections = {}, {}, route.sections
+        before = self.routes.get(digest)
+        self._sections += route.sections - (0 if before is None else before.sections)
+        if self._sections > _MOST_ALTOGETHER:
+            self.masks, self.routes, self._sections = {}, {}, route.sections
         self.routes[digest] = route
         self.masks[route.sections] = mask, len(route.header)
 
@@ -150,6 +154,7 @@ def read(data: Bytes, offset: int, options: DecodeOptions, *, alone: bool) -> Re
         or route.header != same
         or xxhash.xxh3_64_intdigest(header[:-_CHECKSUM_BYTES]) != words.item(-1)
         or (available != route.frame_length if alone else available < route.frame_length)
+        or not _within(route, options.limits)
     ):
         return None
     try:
@@ -159,38 +164,49 @@ def read(data: Bytes, offset: int, options: DecodeOptions, *, alone: bool) -> Re
     return None if parts is None else Reading(parts, route.frame_length, header)
 
 
+def _within(route: Route, limits: Limits) -> bool:
+    return (
+        route.sections <= limits.sections
+        and route.frame_length <= limits.frame_bytes
+        and route.descriptor_bytes <= limits.descriptor_bytes
+        and route.metadata_bytes <= limits.metadata_bytes
+        and route.total_bytes <= limits.decoded_bytes
+    )
+
+
 def _parts(data: Bytes, offset: int, route: Route, words: Words, options: DecodeOptions) -> Parts | None:
-    """Stages 4 to 9 of a frame whose header is familiar, and the end of stage 3."""
+    """Stages 4 to 9 of a frame whose header is familiar and within the limits, and the end of stage 3."""
     if route.unchecked and any(map(words.item, route.unchecked)):
         return None
     front = _copied(data, offset, route.front, words)
     descriptor = None if front is None else sound_descriptor(front[route.descriptor])
     if front is None or descriptor is None or descriptor.extents != route.extents or descriptor.pool_dtype is None:
         return None
+    pool: Array = np.ndarray(descriptor.pool_shape, descriptor.pool_dtype, data, offset + route.starts[0])
+    flags = pool.flags
+    if not flags.aligned:
+        return None
+    if not options.owned:
+        flags.writeable = False
+    layout, index = descriptor.layout, descriptor.index_dtype
     metadata = None
     if route.metadata is not None:
-        metadata = read_metadata(front[route.metadata], descriptor.layout.num_seqs, descriptor.shape[2])
-    if not _within(route, descriptor, options.limits):
-        return None
+        metadata = read_metadata(front[route.metadata], layout.num_seqs, descriptor.shape[2])
     if options.expect:
         check_expected(descriptor, metadata, options.expect)
     if (options.verify or route.gaps) and not _payload_keeps(data, offset, route, words, options):
         return None
     back = _copied(data, offset, route.back, words)
-    pool: Array = np.ndarray(descriptor.pool_shape, descriptor.pool_dtype, data, offset + route.starts[0])
-    flags = pool.flags
-    if back is None or not flags.aligned:
+    if back is None:
         return None
-    if not options.owned:
-        flags.writeable = False
-    index, layout = descriptor.index_dtype, descriptor.layout
     table = np.frombuffer(back, index, descriptor.sizes[1] // index.itemsize, route.block_table)
     ptr = np.frombuffer(back, index, layout.num_seqs + 1, route.seq_ptr)
     lens = None
     if route.seq_lens is not None:
-        lens = np.frombuffer(front, index, layout.num_seqs, route.seq_lens.start)
-        if route.seq_lens.stop - route.seq_lens.start != lens.nbytes:
+        stored = front[route.seq_lens]  # of its own: metadata would be kept alive with it
+        if len(stored) != layout.num_seqs * index.itemsize:
             return None
+        lens = np.frombuffer(stored, index)
     if check_tables(descriptor, table, ptr, lens):
         return None
     if lens is None:
@@ -212,17 +228,6 @@ def _copied(data: Bytes, offset: int, run: Run, words: Words) -> bytes | None:
         if copy[place] != zeros:
             return None
     return copy
-
-
-def _within(route: Route, descriptor: TensorDescriptor, limits: Limits) -> bool:
-    metadata = route.metadata
-    return (
-        route.sections <= limits.sections
-        and route.frame_length <= limits.frame_bytes
-        and descriptor.encoded_length <= limits.descriptor_bytes
-        and (metadata is None or metadata.stop - metadata.start <= limits.metadata_bytes)
-        and descriptor.total_bytes <= limits.decoded_bytes
-    )
 
 
 def _payload_keeps(data: Bytes, offset: int, route: Route, words: Words, options: DecodeOptions) -> bool:
@@ -252,22 +257,33 @@ def _scales(
 
 
 def learn(header: bytes, frame_length: int, table: SectionTable, cover: Cover, extents: Extents) -> None:
-    """Remember the header of a frame that was sound: stored raw throughout, pool and tables not empty."""
+    """Remember the header of a frame that was sound: stored raw throughout, pool and tables not empty, and these close
+    together, so that no copy of them is much larger than they are."""
     count = len(table.records)
     starts = [start for start in cover.raw if start is not None]
     if len(starts) < len(cover.raw) or count > _MOST_SECTIONS or table.unknown:
         return
+    mask = _mask(count)
+    same = (np.frombuffer(header, _WORD) & mask).tobytes()
+    before = _known.routes.get(xxhash.xxh3_64_intdigest(same))
+    if before is not None and before.header == same and before.extents == extents:
+        return
     gaps = [gap for gap in (*cover.gaps, (cover.end, frame_length)) if gap[0] < gap[1]]
     small, tables = ([row for kind in kinds if kind in table.kinds for row in _rows(table, kind)] for kinds in _RUNS)
     front, back = _run(table, small, gaps), _run(table, tables, gaps)
+    if front is None or back is None:
+        return
     outside = [gap for gap in gaps if not any(run.start <= gap[0] and gap[1] <= run.stop for run in (front, back))]
     places = {table.records[row].kind: piece.place for row, piece in zip(small, front.pieces, strict=True)}
-    mask = _mask(count)
+    lengths = {table.records[row].kind: table.records[row].stored_length for row in small}
     route = Route(
-        header=(np.frombuffer(header, _WORD) & mask).tobytes(),
+        header=same,
         frame_length=frame_length,
         sections=count,
         extents=extents,
+        total_bytes=sum(extents[0]),
+        descriptor_bytes=lengths[_DESCRIPTOR],
+        metadata_bytes=lengths.get(_METADATA, 0),
         front=front,
         descriptor=places[_DESCRIPTOR],
         seq_lens=places.get(_SEQ_LENS),
@@ -277,8 +293,8 @@ def learn(header: bytes, frame_length: int, table: SectionTable, cover: Cover, e
         seq_ptr=starts[2] - back.start,
         starts=(starts[0], *starts[3:]),
         payload=tuple(_piece(table, row, 0) for row in table.payload),
-        unchecked=tuple(_FIRST_CHECKSUM + _ROW_WORDS * row for row in table.unchecked),
         payload_bytes=sum(table.records[row].stored_length for row in table.payload),
+        unchecked=tuple(_FIRST_CHECKSUM + _ROW_WORDS * row for row in table.unchecked),
         gaps=tuple(slice(*gap) for gap in outside),
     )
     _known.keep(mask, route)
@@ -305,8 +321,9 @@ def _rows(table: SectionTable, kind: int) -> range:
     return range(rows.start, rows.stop)
 
 
-def _run(table: SectionTable, rows: Sequence[int], gaps: Sequence[tuple[int, int]]) -> Run:
-    """Neighbouring sections and the padding between them, with that at either end where it is short."""
+def _run(table: SectionTable, rows: Sequence[int], gaps: Sequence[tuple[int, int]]) -> Run | None:
+    """Neighbouring sections and the padding between them, with that at either end where it is short; None where they
+    are far apart."""
     first, last = table.records[rows[0]], table.records[rows[-1]]
     start, stop = first.offset, last.offset + last.stored_length
     short = [gap for gap in gaps if gap[1] - gap[0] <= _SHORT_GAP]
@@ -314,6 +331,8 @@ def _run(table: SectionTable, rows: Sequence[int], gaps: Sequence[tuple[int, int
     start -= start % _WORD.itemsize  # so that tables are as aligned in the copy as in the frame
     stop = next((end for begin, end in short if begin == stop), stop)
     within = [(begin, end) for begin, end in gaps if start <= begin and end <= stop]
+    if any(end - begin > _SHORT_GAP for begin, end in within):
+        return None
     zeros = tuple(Gap(slice(begin - start, end - start), bytes(end - begin)) for begin, end in within)
     return Run(start, stop, tuple(_piece(table, row, start) for row in rows), zeros)
 

@@ -72,7 +72,7 @@ class Head(NamedTuple):
     table: SectionTable
     checksums: Sequence[int]
     base: int
-    header: bytes = b""
+    header: bytes
     """Their bytes."""
 
     @property
@@ -414,7 +414,8 @@ def read_tensor(data: Bytes, head: Head, options: DecodeOptions, *, alone: bool 
         raise FrameError(message, code=Code.TRAILING_BYTES, where="trailing_bytes", offset=end)
     check_payload(found, fetch, options)
     parts = finish(found, small, fetch, options)
-    familiar.learn(head.header, head.prologue.frame_length, head.table, found.cover, found.descriptor.extents)
+    if not options.copy:
+        familiar.learn(head.header, head.prologue.frame_length, head.table, found.cover, found.descriptor.extents)
     return parts
 
 

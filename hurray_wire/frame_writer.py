@@ -265,14 +265,14 @@ def frame_parts(payload: Payload, options: EncodeOptions, padded_to: int = MIN_A
     gaps, first = geometry.gaps, len(contents.front)
     last = first + len(contents.ranges)
     pieces: list[Stored] = [build_header(geometry, piece, options)]
-    for gap, (_, data) in zip(gaps, contents.front, strict=False):
+    for gap, (_, data) in zip(gaps[:first], contents.front, strict=True):
         pieces += (_zeros(gap), data)
     if flat is not None and contents.ranges:  # raw chunks lie in one piece, in the frame as in memory
         pieces += (_zeros(gaps[first]), flat)
     else:
         for row in range(first, last):
             pieces += (_zeros(gaps[row]), *piece(row))
-    for gap, (_, data) in zip(gaps[last:], contents.back, strict=False):
+    for gap, (_, data) in zip(gaps[last:-1], contents.back, strict=True):
         pieces += (_zeros(gap), data)
     pieces.append(_zeros(gaps[-1]))
     return _joined(pieces)
@@ -419,6 +419,6 @@ def frame_header(payload: Payload, options: EncodeOptions) -> bytes:
         return ([*contents.front, *contents.back][row if row < first else row - len(contents.ranges)][1],)
 
     pieces: list[Stored] = [build_header(geometry, piece, options)]
-    for gap, (_, data) in zip(geometry.gaps, contents.front, strict=False):
+    for gap, (_, data) in zip(geometry.gaps[:first], contents.front, strict=True):
         pieces += (_zeros(gap), data)
     return b"".join([*pieces, _zeros(geometry.gaps[first])])

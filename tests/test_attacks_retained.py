@@ -7,6 +7,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 from attack_child import in_a_fork
 from attacks import BARE, FRAME, full_table, told, wide
@@ -54,13 +55,22 @@ def paddings() -> Iterator[bytes]:
         yield desc(type_tag=0x10, sizes=(320, 12, 12), flags=1, quant=scheme + bytes(n)) + bytes(320) + BARE[-24:]
 
 
+def padded_frames() -> Iterator[bytes]:
+    """Sound frames, each of another shape, with a quarter of a megabyte between their tables."""
+    pool = np.zeros((1, 1, 1, 1), np.int8)
+    for n in range(1, 100):
+        tensor = hw.BlockPagedTensor(pool, block_table=[0] * n, seq_ptr=[0, n], seq_lens=[1])
+        yield hw.encode(tensor, alignment=256 << 10)
+
+
 def documents() -> Iterator[bytes]:
     for n in range(40):
         yield told(b'{"a.b":["' + str(n).encode() * 100_000 + b'"]}')
 
 
 FLOODS: dict[str, Callable[[], Iterator[bytes]]] = {
-    flood.__name__: flood for flood in (ranks, buffer_counts, section_tables, descriptors, paddings, documents)
+    flood.__name__: flood
+    for flood in (ranks, buffer_counts, section_tables, descriptors, paddings, padded_frames, documents)
 }
 ROOM = 12 << 20
 

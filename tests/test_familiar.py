@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from frames import resealed
+from frames import DESCRIPTOR, METADATA, Section, added, build, changed, resealed, section_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import Built, tensors
-from support import frame_vector, verdict, worked
+from support import desc, frame_vector, verdict, worked
 
 import hurray_wire as hw
 from hurray_wire import familiar
@@ -131,7 +131,7 @@ def layers(**changes: Any) -> list[hw.BlockPagedTensor]:
         {"chunk_bytes": 1},
         {"checksum": False},
         {"alignment": 256},
-        {"alignment": 1 << 16},
+        {"alignment": 4096},
         {"sequence": 7, "stream_id": 9, "last": False},
     ],
     ids=str,
@@ -194,3 +194,63 @@ def test_routes_are_forgotten_before_they_are_many() -> None:
     kept = sum(route.sections for route in familiar._known.routes.values())
     assert 0 < kept <= familiar._MOST_ALTOGETHER
     assert kept == familiar._known._sections
+
+
+def test_descriptors_of_other_shapes_fit_a_known_header() -> None:
+    """uint64 tables of k entries are the bytes of uint32 tables of 2k, but seq_lens are then too few."""
+    pool = np.zeros((4, 4, 2, 8), np.float16)
+    for options in ({"alignment": 8192}, {}):
+        wide = hw.BlockPagedTensor(
+            pool, block_table=[0, 1], seq_ptr=[0, 1, 2, 2], seq_lens=[3, 2, 0], index_type="uint64", layer_index=0
+        )
+        blob = bytearray(hw.encode(wide, **options))  # type: ignore[arg-type]
+        hw.decode(blob)
+        at = section_of(bytes(blob), DESCRIPTOR)["offset"]
+        blob[at + 68 : at + 72] = (7).to_bytes(4, "little")  # num_seqs
+        blob[at + 77] = 0  # uint32
+        assert agree(resealed(bytes(blob)), {})
+        assert verdict(resealed(bytes(blob))).kind == "InvalidDescriptorError"
+
+
+def test_a_limit_is_for_the_section_and_not_for_what_is_kept_of_it() -> None:
+    """A descriptor of a newer minor version is rewritten without what that put behind it."""
+    descriptor = bytearray(desc()) + b"x" * 100
+    descriptor[5] = 1
+    descriptor[6:10] = len(descriptor).to_bytes(4, "little")
+    blob = build(changed(DESCRIPTOR, data=bytes(descriptor)))
+    hw.decode(blob)
+    told = verdict(blob, limits=hw.Limits(descriptor_bytes=140))
+    assert (told.kind, told.code) == ("LimitError", "descriptor_bytes")
+    assert agree(blob, {"limits": hw.Limits(descriptor_bytes=140)})
+
+
+def test_limits_come_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    blob = build(added(Section(METADATA, b'{"a.b":[' + b"{}," * 1000 + b"{}]}")))
+    hw.decode(blob)
+    asked: list[str] = []
+    monkeypatch.setattr(familiar, "read_metadata", lambda *_: asked.append("metadata"))
+    monkeypatch.setattr(familiar, "private", lambda *_: asked.append("copy"))
+    for limits in (
+        hw.Limits(metadata_bytes=1000),
+        hw.Limits(sections=5),
+        hw.Limits(frame_bytes=1024),
+        hw.Limits(decoded_bytes=100),
+        hw.Limits(descriptor_bytes=100),
+    ):
+        assert verdict(blob, limits=limits).kind == "LimitError"
+    assert asked == []
+
+
+def test_arrays_keep_no_more_alive_than_they_are() -> None:
+    document = {"a.b": "x" * 500_000}
+    blob = hw.encode(worked(metadata=document))
+    hw.decode(blob)
+    assert is_familiar(blob)
+    tensor = hw.decode(blob)
+    for array in (tensor.block_table, tensor.seq_ptr, tensor.seq_lens):
+        assert array is not None
+        base = array.base
+        while isinstance(base, np.ndarray):
+            base = base.base
+        assert isinstance(base, bytes)
+        assert len(base) < 1000

@@ -56,7 +56,7 @@ def _read_head(item: Item) -> None:
         except ChecksumError as error:
             item.faults += faults_of(error, Stage.HEADER_CHECKSUM)
             table, checksums = read_table(item.header, item.prologue.frame_length, item.offset)
-            item.head = Head(item.prologue, table, checksums, item.offset)
+            item.head = Head(item.prologue, table, checksums, item.offset, item.header)
 
 
 def read_small(source: Source, item: Item) -> None:
