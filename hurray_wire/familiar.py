@@ -28,6 +28,7 @@ from hurray_wire.metadata import read_metadata
 from hurray_wire.options import DecodeOptions, Limits, check_expected
 from hurray_wire.sections import FIXED_BYTES, Cover, Extents, SectionTable, header_length
 from hurray_wire.structs.frame import CHECKSUM_PLAN, PROLOGUE_PLAN, SECTION_PLAN
+from hurray_wire.structs.fused import new_record
 from hurray_wire.tags import FrameFlag, SectionKind
 
 Words = npt.NDArray[np.uint64]
@@ -161,7 +162,7 @@ def read(data: Bytes, offset: int, options: DecodeOptions, *, alone: bool) -> Re
         parts = _parts(data, offset, route, words, options)
     except HurrayWireError:
         return None
-    return None if parts is None else Reading(parts, route.frame_length, header)
+    return None if parts is None else new_record(Reading, (parts, route.frame_length, header))
 
 
 def _within(route: Route, limits: Limits) -> bool:
@@ -214,7 +215,8 @@ def _parts(data: Bytes, offset: int, route: Route, words: Words, options: Decode
     scales = zero_points = None
     if len(route.starts) > 1:
         scales, zero_points = _scales(data, offset, route, descriptor, options)
-    return Parts(descriptor, pool, table, ptr, lens, scales, zero_points, metadata)
+    found: Parts = new_record(Parts, (descriptor, pool, table, ptr, lens, scales, zero_points, metadata, ()))
+    return found
 
 
 def _copied(data: Bytes, offset: int, run: Run, words: Words) -> bytes | None:
