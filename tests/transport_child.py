@@ -20,7 +20,7 @@ import numpy as np
 
 import hurray_wire as hw
 from hurray_wire import transports
-from hurray_wire.transports import reading
+from hurray_wire.transports import batches
 
 PAGE = (16, 8, 32)
 PAGES = 4096
@@ -224,7 +224,7 @@ SCENARIOS: dict[str, Callable[[Ends], dict[str, Any]]] = {
 def main() -> None:
     if not Path("/sys/class/infiniband").exists():
         os.environ.setdefault("UCX_MODULES", "^ib")
-    reading.BATCH_BYTES = 4 << 20  # several batches, so that there is a middle to die in
+    batches.BATCH_BYTES = 4 << 20  # several batches, so that there is a middle to die in
     ends = Ends(sys.argv[1])
     try:
         result = SCENARIOS[sys.argv[2]](ends)
