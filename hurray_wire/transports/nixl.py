@@ -20,6 +20,9 @@ from hurray_wire.transports.runs import Runs
 _LOST = ("nixlRemoteDisconnectError", "nixlCanceledError")
 _REFUSED = ("nixlNotFoundError", "nixlMismatchError", "nixlInvalidParamError", "nixlNotAllowedError")
 
+_LOOK_MICROSECONDS = 1000
+"""How often NIXL's thread looks for what UCX did not wake it for."""
+
 
 class NixlEngine(Engine):
     """One NIXL agent.
@@ -27,8 +30,8 @@ class NixlEngine(Engine):
     Args:
         name: the agent's name, unique among its peers; None draws one.
         backend: NIXL's plugin.
-        progress: a thread of NIXL's, which takes a core even while nothing moves. A sender needs it to be read over TCP
-            while it does something else; an end that only receives does without, since a reading polls.
+        progress: a thread of NIXL's, which a sender needs to be read over TCP while it does something else; an end that
+            only receives does without, since a reading polls.
         agent: an agent that is there already, with `backend` in it; it is not closed with the endpoint.
     """
 
@@ -38,10 +41,7 @@ class NixlEngine(Engine):
         self, name: str | None = None, *, backend: str = "UCX", progress: bool = True, agent: Any = None
     ) -> None:
         if agent is None:
-            from nixl._api import nixl_agent, nixl_agent_config
-
-            config = nixl_agent_config(enable_prog_thread=progress, backends=[backend])
-            agent = nixl_agent(name or f"hurray-{urandom(8).hex()}", config)
+            agent = _agent(name or f"hurray-{urandom(8).hex()}", backend, progress)
         self._agent = agent
         self._backend = backend
         self._admitted: set[tuple[str, bytes]] = set()
@@ -133,6 +133,26 @@ class NixlEngine(Engine):
 
     def close(self) -> None:
         self._agent = None
+
+
+def _agent(name: str, backend: str, progress: bool) -> Any:
+    """An agent whose thread sleeps while nothing moves.
+
+    NIXL's Python class asks for a thread that looks without pause (`pthrDelay` 0) and takes a core that hashing could
+    use; there is no argument for it. The agent proper is therefore made here, and put in the place of one without a
+    backend; where NIXL's insides are others than expected, the thread is as NIXL makes it.
+    """
+    from nixl import _api
+
+    bindings: Any = getattr(_api, "nixlBind", None)
+    if not progress or not hasattr(getattr(bindings, "nixlAgentConfig", None), "pthrDelay"):
+        return _api.nixl_agent(name, _api.nixl_agent_config(enable_prog_thread=progress, backends=[backend]))
+    agent = _api.nixl_agent(name, _api.nixl_agent_config(enable_prog_thread=False, backends=[]))
+    config = bindings.nixlAgentConfig()
+    config.useProgThread, config.pthrDelay = True, _LOOK_MICROSECONDS
+    agent.agent = bindings.nixlAgent(name, config)
+    agent.create_backend(backend, {})
+    return agent
 
 
 def _translated(error: Exception, message: str, code: Code = Code.TRANSFER_FAILED) -> TransferError:
