@@ -14,6 +14,7 @@ import numpy as np
 
 from hurray_wire import frame_writer
 from hurray_wire.arrays import Bytes, address
+from hurray_wire.compression import default_threads
 from hurray_wire.errors import Code, TransferError, UnsupportedError
 from hurray_wire.forms import Form
 from hurray_wire.indices import Int64Array
@@ -123,8 +124,14 @@ class Prepared:
         return build_offer(self.offer)
 
     def sums(self) -> bytes | None:
-        """The header with the payload's checksums, where the offer went without them: hashed now."""
-        return frame_writer.frame_header(self._payload, self._options) if self.offer.sums_follow else None
+        """The header with the payload's checksums, where the offer went without them: hashed now.
+
+        By one thread fewer than otherwise: the peer is reading already, and the engine needs a core for it.
+        """
+        if not self.offer.sums_follow:
+            return None
+        threads = max(1, default_threads(self._payload.pages.nbytes, self._options.threads) - 1)
+        return frame_writer.frame_header(self._payload, replace(self._options, threads=threads))
 
     def release(self) -> None:
         """Give the blocks back."""
