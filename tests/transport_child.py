@@ -198,7 +198,7 @@ def wrong_key(ends: Ends) -> dict[str, Any]:
 
 
 def cancels(ends: Ends) -> dict[str, Any]:
-    """The receiver stops, the sender is told, and the next transfer works."""
+    """The receiver stops, the sender is told, nothing is written any more, and the next transfer works."""
     ends.say("offer")
     incoming = ends.end.receive(timeout=SECONDS)
     begun = incoming.start(ends.mine, IDS[: incoming.descriptor.layout.num_pages])
@@ -206,6 +206,11 @@ def cancels(ends: Ends) -> dict[str, Any]:
         begun.poll()
     begun.cancel()
     done = {**ends.outcome(begun.poll), "told": ends.say("ended")}
+    ends.mine[:] = 9  # the pages are somebody else's now
+    end = time.monotonic() + 0.3
+    while time.monotonic() < end:
+        ends.end.poll()  # an engine that had not stopped would go on here
+    done["still"] = bool((ends.mine == 9).all())
     ends.say("offer")
     return {**done, "again": bool(read(ends).same_tokens(tensor_of(pool_of())))}
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from hurray_wire.transports.endpoints import Endpoint
     from hurray_wire.transports.incoming import Incoming
 
-WINDOW = 4
-"""Batches on their way at a time; half of them where they need blocks."""
+WINDOW = 2
+"""Batches on their way at a time: what engines that cannot stop bring to its end when a reading is given up."""
 _ALIGNMENT = 64
 _ASK_SECONDS = 0.2
 """How often a peer that owes checksums is asked whether it is there."""
@@ -260,9 +260,7 @@ class Reading:
 
     def _room(self) -> int:
         """Batches that may be asked for; blocks that wait for checksums take room, pages in place do not."""
-        if self._addresses is None:
-            return WINDOW // 2 - len(self._posted) - len(self._landed)
-        return WINDOW - len(self._posted)
+        return WINDOW - len(self._posted) - (len(self._landed) if self._addresses is None else 0)
 
     def _owed(self) -> Steps:
         """Wait for checksums that the sender has not made yet."""
