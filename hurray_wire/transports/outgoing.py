@@ -7,6 +7,7 @@ registered block.
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from hurray_wire.transports.endpoints import Endpoint
 
 _ALIGNMENT = 64
+_ASK_SECONDS = 1.0
+"""How often a peer that is waited for is asked whether it is there."""
 HASHED_LATER_BYTES = 4 << 20
 """A pool from this size on is hashed while its first pages are being read already."""
 
@@ -186,9 +189,26 @@ class Outgoing:
 
         Raises:
             TimeoutError: it is not; it may still read, until `cancel`.
-            TransferError: as `done`.
+            TransferError: as `done`; `peer_lost`.
         """
-        self._endpoint.until(lambda: self.done, timeout, f"{self.peer} has not read transfer {self.transfer}")
+        asked = time.monotonic()
+
+        def ended() -> bool:
+            nonlocal asked
+            if not self.done and time.monotonic() - asked > _ASK_SECONDS:
+                asked = time.monotonic()
+                self._ask()
+            return self._prepared is None
+
+        self._endpoint.until(ended, timeout, f"{self.peer} has not read transfer {self.transfer}")
+
+    def _ask(self) -> None:
+        """A word that needs no answer: where nobody is there to hear it, nobody reads any more."""
+        try:
+            self._endpoint.tell(self.peer, Message(Kind.WAITING, self.transfer, b""))
+        except TransferError as error:
+            self.ended(error)
+            raise
 
     def cancel(self, timeout: float = 1.0) -> None:
         """Take the offer back, and wait for a peer that reads to stop, at most so many seconds.
