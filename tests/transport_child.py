@@ -205,12 +205,12 @@ def cancels(ends: Ends) -> dict[str, Any]:
     while not begun.pages_written.size:
         begun.poll()
     begun.cancel()
-    done = {**ends.outcome(begun.poll), "told": ends.say("ended")}
+    done = ends.outcome(begun.poll)
     ends.mine[:] = 9  # the pages are somebody else's now
     end = time.monotonic() + 0.3
     while time.monotonic() < end:
         ends.end.poll()  # an engine that had not stopped would go on here
-    done["still"] = bool((ends.mine == 9).all())
+    done |= {"still": bool((ends.mine == 9).all()), "told": ends.say("ended")}
     ends.say("offer")
     return {**done, "again": bool(read(ends).same_tokens(tensor_of(pool_of())))}
 
