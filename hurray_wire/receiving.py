@@ -475,7 +475,8 @@ def _page_ids(page_ids: Any, needed: int, available: int) -> Int64Array:
     if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= available):
         at = int(((ids < 0) | (ids >= available)).argmax())
         raise IndexError(f"page_ids[{at}] is {int(ids[at])}, must be from 0 to {available - 1}")
-    if np.unique(ids).size != ids.size:
+    ordered = np.sort(ids)  # a tenth of the time of np.unique, which hashes
+    if (ordered[1:] == ordered[:-1]).any():
         order = np.argsort(ids, kind="stable")
         twin = int((ids[order][1:] == ids[order][:-1]).argmax())
         first, second = order[twin], order[twin + 1]

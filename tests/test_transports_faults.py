@@ -305,6 +305,26 @@ def test_closing_an_end_ends_what_goes_on() -> None:
     scene.pair.one.close()
 
 
+def test_a_receiver_that_dies_is_missed_before_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hurray_wire.transports.outgoing._ASK_SECONDS", 0.0)
+    scene = Scene()
+    scene.incoming()
+    scene.pair.receiver.dead = True
+    assert fails(lambda: scene.outgoing.wait(30)).code == "peer_lost"
+    assert fails(lambda: scene.outgoing.done).code == "peer_lost"
+    scene.pair.receiver.dead = False
+    scene.registration.close()  # nobody reads it any more
+
+
+def test_a_receiver_that_is_asked_whether_it_is_there_is_not_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hurray_wire.transports.outgoing._ASK_SECONDS", 0.0)
+    scene = Scene()
+    with pytest.raises(TimeoutError):
+        scene.outgoing.wait(0.02)
+    assert scene.incoming().read_into(scene.mine, IDS, timeout=1).same_tokens(scene.tensor)
+    assert scene.outgoing.done
+
+
 def test_an_interrupt_stops_too(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene()
     reading = scene.halfway()

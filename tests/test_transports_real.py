@@ -93,11 +93,11 @@ def test_a_key_that_does_not_match(engine: str) -> None:
     assert result == {"error": "TransferError", "code": "memory_refused", "written": 0, "untouched": True}
 
 
-@ENGINES
-def test_a_reading_that_is_cancelled(engine: str) -> None:
-    result = played(engine, "cancels")
+@pytest.mark.parametrize(("engine", "tls"), [*((engine, "") for engine in PACKAGES), ("nixl", "tcp")])
+def test_a_reading_that_is_cancelled(engine: str, tls: str) -> None:
+    result = played(engine, "cancels", **({"UCX_TLS": tls} if tls else {}))
     assert (result["error"], result["code"], result["untouched"]) == ("TransferError", "cancelled", True)
-    assert (result["told"], result["again"]) == ("declined", True)
+    assert (result["told"], result["still"], result["again"]) == ("declined", True, True)
 
 
 @ENGINES

@@ -20,7 +20,7 @@ import numpy as np
 
 import hurray_wire as hw
 from hurray_wire import transports
-from hurray_wire.transports import reading
+from hurray_wire.transports import batches
 
 PAGE = (16, 8, 32)
 PAGES = 4096
@@ -198,14 +198,19 @@ def wrong_key(ends: Ends) -> dict[str, Any]:
 
 
 def cancels(ends: Ends) -> dict[str, Any]:
-    """The receiver stops, the sender is told, and the next transfer works."""
+    """The receiver stops, the sender is told, nothing is written any more, and the next transfer works."""
     ends.say("offer")
     incoming = ends.end.receive(timeout=SECONDS)
     begun = incoming.start(ends.mine, IDS[: incoming.descriptor.layout.num_pages])
     while not begun.pages_written.size:
         begun.poll()
     begun.cancel()
-    done = {**ends.outcome(begun.poll), "told": ends.say("ended")}
+    done = ends.outcome(begun.poll)
+    ends.mine[:] = 9  # the pages are somebody else's now
+    end = time.monotonic() + 0.3
+    while time.monotonic() < end:
+        ends.end.poll()  # an engine that had not stopped would go on here
+    done |= {"still": bool((ends.mine == 9).all()), "told": ends.say("ended")}
     ends.say("offer")
     return {**done, "again": bool(read(ends).same_tokens(tensor_of(pool_of())))}
 
@@ -224,7 +229,7 @@ SCENARIOS: dict[str, Callable[[Ends], dict[str, Any]]] = {
 def main() -> None:
     if not Path("/sys/class/infiniband").exists():
         os.environ.setdefault("UCX_MODULES", "^ib")
-    reading.BATCH_BYTES = 4 << 20  # several batches, so that there is a middle to die in
+    batches.BATCH_BYTES = 4 << 20  # several batches, so that there is a middle to die in
     ends = Ends(sys.argv[1])
     try:
         result = SCENARIOS[sys.argv[2]](ends)

@@ -25,6 +25,8 @@ _ASKS = 16
 """Asks before the first nap: what is nearly done is not slept over, which on a busy machine takes milliseconds."""
 _NAP = 100e-6
 _LONGEST_NAP = 2e-3
+_SLEPT_OVER = 1 / 32
+"""Of what has been waited for, at most so much more by a nap that is too long."""
 _GRACE = 2.0
 """Seconds that an engine is given to stop a transfer that has been given up."""
 
@@ -227,19 +229,19 @@ class Endpoint:
         Raises:
             TimeoutError: with `what`.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        nap, asked = _NAP, 0
+        since = now = time.monotonic()
+        deadline = None if timeout is None else now + timeout
+        asked = 0
         while (answer := ended()) is not True:
-            if deadline is not None and time.monotonic() >= deadline:
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
                 raise TimeoutError(f"{what} after {timeout} s")
             if answer is None:
-                nap, asked = _NAP, 0
+                since, asked = now, 0
                 continue
             asked += 1
-            if asked < _ASKS:
-                continue
-            rest(nap)
-            nap = min(nap * 1.5, _LONGEST_NAP)
+            if asked >= _ASKS:
+                rest(min(max(_NAP, (now - since) * _SLEPT_OVER), _LONGEST_NAP))
 
     def abandon(self, works: Sequence[Held]) -> bool:
         """Stop transfers; True where the engine still has not let go of one after a grace of some seconds.

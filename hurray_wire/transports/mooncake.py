@@ -11,6 +11,7 @@ from base64 import b64decode, b64encode
 from binascii import Error as NotBase64
 from contextlib import suppress
 from threading import Event, Lock, Thread
+from time import sleep
 from typing import Any
 
 from hurray_wire.arrays import Bytes, address
@@ -21,20 +22,21 @@ from hurray_wire.transports.memory import region_bytes
 from hurray_wire.transports.runs import Runs
 
 _MAILBOX_BYTES = 64
-
-
 _SLICE_RUNS = 512
 """Over TCP the engine queues about two thousand reads a peer; more fail, and so does what is asked for soon after.
 
-One slice is under way at a time: the engine waits by looking without pause, so each one more would take a core.
+One slice of several is under way at a time: the engine waits for those by looking without pause, so each one more would
+take a core.
 """
+_NAP = 200e-6
 
 
 class Work:
     """Reads, handed to the engine a slice at a time by a thread that waits for each.
 
     The engine's own look at a batch that does not wait tells of its first read only: a batch of which the first had
-    come was reported done while others were on their way (0.3.13).
+    come was reported done while others were on their way (0.3.13). It serves where there is one read; several are
+    waited for as the engine does it, which takes a core.
     """
 
     def __init__(self, engine: Any, peer: str, runs: Runs, turn: Lock) -> None:
@@ -47,12 +49,22 @@ class Work:
     def _move(self, engine: Any, runs: Runs, turn: Lock) -> None:
         lists = [part.tolist() for part in (runs.target, runs.source, runs.length)]
         for at in range(0, runs.source.size, _SLICE_RUNS):
-            with turn:
-                if self.given_up or self.failed:
-                    break
-                batch = engine.batch_transfer_async_read(self.peer, *(part[at : at + _SLICE_RUNS] for part in lists))
-                self.failed = not batch or bool(engine.get_batch_transfer_status([batch]))
+            if self.given_up or self.failed:
+                break
+            asked = [part[at : at + _SLICE_RUNS] for part in lists]
+            self.failed = not (self._one(engine, asked) if len(asked[0]) == 1 else self._several(engine, asked, turn))
         self.ended.set()
+
+    def _one(self, engine: Any, asked: list[list[int]]) -> bool:
+        batch = engine.batch_transfer_async_read(self.peer, *asked)
+        while batch and not (state := engine.transfer_check_status(batch)):
+            sleep(_NAP)
+        return bool(batch) and state > 0
+
+    def _several(self, engine: Any, asked: list[list[int]], turn: Lock) -> bool:
+        with turn:
+            batch = not self.given_up and engine.batch_transfer_async_read(self.peer, *asked)
+            return bool(batch) and not engine.get_batch_transfer_status([batch])
 
 
 class MooncakeEngine(Engine):

@@ -6,6 +6,7 @@ Headers travel as NIXL notifications, pages by READ transfers of descriptor list
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from os import urandom
 from typing import Any
 
@@ -20,6 +21,17 @@ from hurray_wire.transports.runs import Runs
 _LOST = ("nixlRemoteDisconnectError", "nixlCanceledError")
 _REFUSED = ("nixlNotFoundError", "nixlMismatchError", "nixlInvalidParamError", "nixlNotAllowedError")
 
+_LOOK_MICROSECONDS = 1000
+"""How often NIXL's thread looks for what UCX did not wake it for."""
+
+
+@dataclass(eq=False)
+class Work:
+    """A transfer of NIXL's; its handle must not be asked about once it has been released."""
+
+    handle: Any
+    released: bool = False
+
 
 class NixlEngine(Engine):
     """One NIXL agent.
@@ -27,8 +39,8 @@ class NixlEngine(Engine):
     Args:
         name: the agent's name, unique among its peers; None draws one.
         backend: NIXL's plugin.
-        progress: a thread of NIXL's, which takes a core even while nothing moves. A sender needs it to be read over TCP
-            while it does something else; an end that only receives does without, since a reading polls.
+        progress: a thread of NIXL's, which a sender needs to be read over TCP while it does something else; an end that
+            only receives does without, since a reading polls.
         agent: an agent that is there already, with `backend` in it; it is not closed with the endpoint.
     """
 
@@ -38,10 +50,7 @@ class NixlEngine(Engine):
         self, name: str | None = None, *, backend: str = "UCX", progress: bool = True, agent: Any = None
     ) -> None:
         if agent is None:
-            from nixl._api import nixl_agent, nixl_agent_config
-
-            config = nixl_agent_config(enable_prog_thread=progress, backends=[backend])
-            agent = nixl_agent(name or f"hurray-{urandom(8).hex()}", config)
+            agent = _agent(name or f"hurray-{urandom(8).hex()}", backend, progress)
         self._agent = agent
         self._backend = backend
         self._admitted: set[tuple[str, bytes]] = set()
@@ -80,26 +89,26 @@ class NixlEngine(Engine):
             raise TransferError(f"{peer} gives no access of its own", code=Code.MEMORY_REFUSED, where="access")
         self._admitted.add((peer, access))
 
-    def post(self, peer: str, runs: Runs) -> Any:
-        handle = None
+    def post(self, peer: str, runs: Runs) -> Work:
+        work = None
         try:
             lists = [self._descriptors(start, runs) for start in (runs.target, runs.source)]
-            handle = self._agent.initialize_xfer("READ", *lists, peer, backends=[self._backend])
-            self._agent.transfer(handle)
+            work = Work(self._agent.initialize_xfer("READ", *lists, peer, backends=[self._backend]))
+            self._agent.transfer(work.handle)
         except Exception as error:
-            if handle is not None:
-                self._released(handle)
+            if work is not None:
+                self._released(work)
             raise _translated(error, f"{peer}: NIXL does not begin to read") from None
-        return handle
+        return work
 
     def _descriptors(self, start: Any, runs: Runs) -> Any:
         rows = np.zeros((start.size, 3), np.uint64)
         rows[:, 0], rows[:, 1] = start, runs.length
         return self._agent.get_xfer_descs(rows, "DRAM")
 
-    def poll(self, work: Any) -> bool:
+    def poll(self, work: Work) -> bool:
         try:
-            state = self._agent.check_xfer_state(work)
+            state = self._agent.check_xfer_state(work.handle)
         except Exception as error:
             self._released(work)
             raise _translated(error, "NIXL gave up reading") from None
@@ -110,15 +119,23 @@ class NixlEngine(Engine):
             raise TransferError("NIXL failed to read, and does not say why", where="transfer")
         return True
 
-    def abandon(self, work: Any) -> bool:
+    def abandon(self, work: Work) -> bool:
+        """NIXL lets go at once of what is under way, and UCX goes on to write it: so it is waited for."""
+        if work.released:
+            return True
+        try:
+            if self._agent.check_xfer_state(work.handle) == "PROC":
+                return False
+        except Exception:
+            return self._released(work)  # it has failed, as it may
         return self._released(work)
 
-    def _released(self, handle: Any) -> bool:
-        """NIXL releases a transfer that is under way only once it could stop it."""
+    def _released(self, work: Work) -> bool:
         try:
-            self._agent.release_xfer_handle(handle)
+            self._agent.release_xfer_handle(work.handle)
         except Exception:
             return False
+        work.released = True
         return True
 
     def tell(self, peer: str, message: bytes) -> None:
@@ -133,6 +150,26 @@ class NixlEngine(Engine):
 
     def close(self) -> None:
         self._agent = None
+
+
+def _agent(name: str, backend: str, progress: bool) -> Any:
+    """An agent whose thread sleeps while nothing moves.
+
+    NIXL's Python class asks for a thread that looks without pause (`pthrDelay` 0) and takes a core that hashing could
+    use; there is no argument for it. The agent proper is therefore made here, and put in the place of one without a
+    backend; where NIXL's insides are others than expected, the thread is as NIXL makes it.
+    """
+    from nixl import _api
+
+    bindings: Any = getattr(_api, "nixlBind", None)
+    if not progress or not hasattr(getattr(bindings, "nixlAgentConfig", None), "pthrDelay"):
+        return _api.nixl_agent(name, _api.nixl_agent_config(enable_prog_thread=progress, backends=[backend]))
+    agent = _api.nixl_agent(name, _api.nixl_agent_config(enable_prog_thread=False, backends=[]))
+    config = bindings.nixlAgentConfig()
+    config.useProgThread, config.pthrDelay = True, _LOOK_MICROSECONDS
+    agent.agent = bindings.nixlAgent(name, config)
+    agent.create_backend(backend, {})
+    return agent
 
 
 def _translated(error: Exception, message: str, code: Code = Code.TRANSFER_FAILED) -> TransferError:

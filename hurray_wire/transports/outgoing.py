@@ -7,6 +7,7 @@ registered block.
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from hurray_wire import frame_writer
 from hurray_wire.arrays import Bytes, address
+from hurray_wire.compression import default_threads
 from hurray_wire.errors import Code, TransferError, UnsupportedError
 from hurray_wire.forms import Form
 from hurray_wire.indices import Int64Array
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from hurray_wire.transports.endpoints import Endpoint
 
 _ALIGNMENT = 64
+_ASK_SECONDS = 1.0
+"""How often a peer that is waited for is asked whether it is there."""
 HASHED_LATER_BYTES = 4 << 20
 """A pool from this size on is hashed while its first pages are being read already."""
 
@@ -123,8 +127,14 @@ class Prepared:
         return build_offer(self.offer)
 
     def sums(self) -> bytes | None:
-        """The header with the payload's checksums, where the offer went without them: hashed now."""
-        return frame_writer.frame_header(self._payload, self._options) if self.offer.sums_follow else None
+        """The header with the payload's checksums, where the offer went without them: hashed now.
+
+        By one thread fewer than otherwise: the peer is reading already, and the engine needs a core for it.
+        """
+        if not self.offer.sums_follow:
+            return None
+        threads = max(1, default_threads(self._payload.pages.nbytes, self._options.threads) - 1)
+        return frame_writer.frame_header(self._payload, replace(self._options, threads=threads))
 
     def release(self) -> None:
         """Give the blocks back."""
@@ -179,9 +189,26 @@ class Outgoing:
 
         Raises:
             TimeoutError: it is not; it may still read, until `cancel`.
-            TransferError: as `done`.
+            TransferError: as `done`; `peer_lost`.
         """
-        self._endpoint.until(lambda: self.done, timeout, f"{self.peer} has not read transfer {self.transfer}")
+        asked = time.monotonic()
+
+        def ended() -> bool:
+            nonlocal asked
+            if not self.done and time.monotonic() - asked > _ASK_SECONDS:
+                asked = time.monotonic()
+                self._ask()
+            return self._prepared is None
+
+        self._endpoint.until(ended, timeout, f"{self.peer} has not read transfer {self.transfer}")
+
+    def _ask(self) -> None:
+        """A word that needs no answer: where nobody is there to hear it, nobody reads any more."""
+        try:
+            self._endpoint.tell(self.peer, Message(Kind.WAITING, self.transfer, b""))
+        except TransferError as error:
+            self.ended(error)
+            raise
 
     def cancel(self, timeout: float = 1.0) -> None:
         """Take the offer back, and wait for a peer that reads to stop, at most so many seconds.

@@ -10,8 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import pairwise
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,8 +22,9 @@ from hurray_wire.compression import default_threads
 from hurray_wire.errors import Code, TransferError
 from hurray_wire.indices import Int64Array
 from hurray_wire.receiving import destination, fetch_from_buffers, tables_only
-from hurray_wire.tags import SectionKind
 from hurray_wire.tensor import BlockPagedTensor
+from hurray_wire.transports.batches import Batch, batches_of
+from hurray_wire.transports.checks import Checks
 from hurray_wire.transports.memory import Block, Held
 from hurray_wire.transports.messages import Kind, Message
 from hurray_wire.transports.runs import Runs, merged, unfolded, wire_pages
@@ -33,24 +33,14 @@ if TYPE_CHECKING:
     from hurray_wire.transports.endpoints import Endpoint
     from hurray_wire.transports.incoming import Incoming
 
-BATCH_BYTES = 32 << 20
-"""Whole chunks that are asked for together: engines lose by less, and they are hashed while more come."""
-WINDOW = 4
-"""Batches on their way at a time; half of them where they need blocks."""
+WINDOW = 2
+"""Batches on their way at a time: what engines that cannot stop bring to its end when a reading is given up."""
 _ALIGNMENT = 64
 _ASK_SECONDS = 0.2
 """How often a peer that owes checksums is asked whether it is there."""
 
 Steps = Generator[bool, None, Any]
 """Yields True where something went forward, False where it waits for the engine."""
-
-
-class Batch(NamedTuple):
-    """Chunks that are read together: their sections, and the wire pages in them."""
-
-    rows: range
-    start: int
-    stop: int
 
 
 class Posted(NamedTuple):
@@ -100,8 +90,7 @@ class Reading:
         self._posted: deque[Posted] = deque()
         self._blocks: list[Block] = []
         self._landed: list[Posted] = []
-        self._hashing: deque[Future[None]] = deque()
-        self._threads: ThreadPoolExecutor | None = None
+        self._checks = Checks(0)
         self._fetch: frame_reader.Fetch
         self._result: BlockPagedTensor | None = None
         self._error: BaseException | None = None
@@ -211,10 +200,7 @@ class Reading:
         self._incoming.finish(kind, str(error) or type(error).__name__)
 
     def _close(self) -> None:
-        threads, self._threads = self._threads, None
-        if threads is not None:
-            threads.shutdown(wait=True, cancel_futures=True)
-        self._hashing.clear()
+        self._checks.drop()
         for block in self._blocks:
             block.release()
         self._blocks.clear()
@@ -239,7 +225,7 @@ class Reading:
             self._endpoint.engine.admit(self._incoming.peer, access)
         if there:
             work = self._endpoint.engine.post(self._incoming.peer, runs)
-            self._posted.append(Posted(Batch(range(0), 0, 0), work, 0, block))
+            self._posted.append(Posted(Batch(range(0), 0, 0, 0), work, 0, block))
             yield from self._arrived()
         given = [block.bytes[at : at + size] for at, size in zip(offsets.tolist(), sizes, strict=False)]
         return self._checked(small, given)
@@ -255,29 +241,26 @@ class Reading:
 
     def _pages(self) -> Steps:
         """Batch after batch; those that have come are hashed while others come."""
-        waiting = deque(self._batches())
+        waiting = deque(batches_of(self._incoming.found))
         total = self._incoming.found.descriptor.buffers[0].byte_size
-        helpers = default_threads(total, self._options.threads)
-        if helpers > 1 and self._options.verify:
-            self._threads = ThreadPoolExecutor(helpers, thread_name_prefix="hurray_wire transfer")
+        if self._options.verify:
+            self._checks = Checks(default_threads(total, self._options.threads) - 1)
         while waiting or self._posted:
             if waiting and self._room() > 0:
                 self._post(waiting.popleft())
-                self._collect()
+                while self._posted and self._is_there(self._posted[0]):  # some engines copy before they return
+                    self._land(self._posted.popleft())
                 yield True
             elif self._posted:
                 yield from self._arrived()
             else:
                 yield from self._owed()
         yield from self._summed()
-        while self._hashing:
-            self._hashing.popleft().result()
+        self._checks.finish()
 
     def _room(self) -> int:
         """Batches that may be asked for; blocks that wait for checksums take room, pages in place do not."""
-        if self._addresses is None:
-            return WINDOW // 2 - len(self._posted) - len(self._landed)
-        return WINDOW - len(self._posted)
+        return WINDOW - len(self._posted) - (len(self._landed) if self._addresses is None else 0)
 
     def _owed(self) -> Steps:
         """Wait for checksums that the sender has not made yet."""
@@ -297,31 +280,14 @@ class Reading:
 
     def _arrived(self) -> Steps:
         """Wait for the first of the batches on their way, and have it verified."""
-        posted = self._posted[0]
-        while posted.work is not _NOTHING and not self._endpoint.engine.poll(posted.work):
+        while not self._is_there(self._posted[0]):
             self._collect()
             yield False
-        self._posted.popleft()
-        self._came += posted.nbytes
-        if len(posted.batch.rows):
-            self._land(posted)
+        self._land(self._posted.popleft())
         yield True
 
-    def _batches(self) -> list[Batch]:
-        """The pool's chunks, as many together as make a batch."""
-        found = self._incoming.found
-        rows = found.head.table.kinds.get(int(SectionKind.PAGE_POOL), slice(0, 0))
-        width = found.descriptor.page_bytes
-        if not width or rows.start == rows.stop:
-            return []
-        entries = [found.head.table.records[row] for row in range(rows.start, rows.stop)]
-        ends = np.array([entry.raw_offset + entry.raw_length for entry in entries], np.int64)
-        cuts = np.flatnonzero(np.diff((ends - 1) // BATCH_BYTES)) + 1
-        bounds = [0, *cuts.tolist(), len(entries)]
-        return [
-            Batch(range(rows.start + a, rows.start + b), entries[a].raw_offset // width, int(ends[b - 1]) // width)
-            for a, b in pairwise(bounds)
-        ]
+    def _is_there(self, posted: Posted) -> bool:
+        return posted.work is _NOTHING or self._endpoint.engine.poll(posted.work)
 
     def _post(self, batch: Batch) -> None:
         """Ask for the pages of a batch that are wanted; they count as written from now on."""
@@ -341,7 +307,9 @@ class Reading:
 
     def _land(self, posted: Posted) -> None:
         """Verify a batch that has come, and place it if it is not in place."""
-        self._landed.append(posted)
+        self._came += posted.nbytes
+        if len(posted.batch.rows):
+            self._landed.append(posted)
         self._collect()
 
     def _collect(self) -> None:
@@ -350,31 +318,27 @@ class Reading:
             landed, self._landed = self._landed, []
             for posted in landed:
                 self._judge(posted)
-        while self._hashing and self._hashing[0].done():
-            self._hashing.popleft().result()
+        self._checks.look()
 
     def _judge(self, posted: Posted) -> None:
         """Hold a batch to its checksums, where it has landed; from a block, its pages then go to their places."""
         if posted.block is not None:
             self._place(posted, posted.block)
-        elif self._threads is not None:
-            self._hashing += [self._threads.submit(self._verify, row, posted) for row in posted.batch.rows]
         elif self._options.verify:
-            for row in posted.batch.rows:
-                self._verify(row, posted)
+            self._checks.add(partial(self._verify, rows, posted) for rows in posted.batch.parts())
 
     def _place(self, posted: Posted, block: Block) -> None:
         wanted = self._wanted[posted.batch.start : posted.batch.stop]
         self._target.fill_held(posted.batch.start, ~wanted, block.bytes)
         if self._options.verify:
-            for row in posted.batch.rows:
-                self._verify(row, posted)
+            self._verify(posted.batch.rows, posted)
         self._target.put_wanted(posted.batch.start, wanted, block.bytes)
         block.release()
 
-    def _verify(self, row: int, posted: Posted) -> None:
+    def _verify(self, rows: range, posted: Posted) -> None:
         found = self._incoming.sums or self._incoming.found
-        frame_reader.verify_pieces(found.head, row, self._pieces(row, posted))
+        for row in rows:
+            frame_reader.verify_pieces(found.head, row, self._pieces(row, posted))
 
     def _pieces(self, row: int, posted: Posted) -> list[memoryview]:
         """Where a chunk has landed."""

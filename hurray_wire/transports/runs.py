@@ -38,10 +38,10 @@ def merged(source: Int64Array, target: Int64Array, page_bytes: int) -> Runs:
     """
     if not source.size:
         return Runs(source, target, np.zeros(0, np.int64))
-    apart = (np.diff(source) != page_bytes) | (np.diff(target) != page_bytes)
-    first = np.concatenate(([0], np.flatnonzero(apart) + 1))
-    pages = np.diff(first, append=source.size)
-    return Runs(source[first], target[first], pages * page_bytes)
+    apart = (source[1:] - source[:-1] != page_bytes) | (target[1:] - target[:-1] != page_bytes)
+    bounds = np.concatenate(([0], np.flatnonzero(apart) + 1, [source.size]))
+    first = bounds[:-1]
+    return Runs(source[first], target[first], (bounds[1:] - first) * page_bytes)
 
 
 def folded(addresses: Int64Array, page_bytes: int) -> tuple[Int64Array, Int64Array]:
