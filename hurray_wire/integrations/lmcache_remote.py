@@ -12,14 +12,13 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from lmcache.v1.memory_management import BytesBufferMemoryObj, MemoryFormat, MemoryObjMetadata, TensorMemoryObj
 from lmcache.v1.storage_backend.naive_serde.serde import Deserializer, Serializer
 
 from hurray_wire.arrays import to_torch
 from hurray_wire.errors import Difference, MismatchError
-from hurray_wire.integrations.chunks import ChunkForm, chunk_parts, describe_chunk, read_chunk
+from hurray_wire.integrations.chunks import ChunkForm, chunk_encoding, describe_chunk, read_chunk
 from hurray_wire.integrations.lmcache import chunk_of
 from hurray_wire.memory import allocated
 
@@ -47,12 +46,9 @@ class HrkvRemoteSerializer(Serializer):  # type: ignore[misc]
         Raises:
             UnsupportedError: a format that frames cannot say, by its name; an element type.
         """
-        parts = chunk_parts(chunk_of(memory_obj), self._form, self._about)
-        out = allocated(sum(map(len, parts)), None)
-        at = 0
-        for part in parts:
-            out[at : at + len(part)] = np.frombuffer(part, np.uint8)
-            at += len(part)
+        size, write = chunk_encoding(chunk_of(memory_obj), self._form, self._about)
+        out = allocated(size, None)
+        write(out)
         return BytesBufferMemoryObj(memoryview(out))
 
 
