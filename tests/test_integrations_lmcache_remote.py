@@ -193,7 +193,7 @@ def test_memory_is_lmcache_s_and_is_given_back(backend: Any, tmp_path: Path) -> 
 @pytest.mark.parametrize("allocate", [None, lambda *_, **__: None])
 def test_a_value_is_a_tensor_of_bytes(allocate: Any) -> None:
     """Of one dimension that is not 1, so that who fetches it allocates as for any chunk."""
-    serializer, deserializer = mine.remote_serde(METADATA, page_size=4)
+    _, deserializer = mine.remote_serde(METADATA, page_size=4)
     value = mine.remote_serde(METADATA, page_size=4, allocate=allocate)[0].serialize(object_of(FULL, "KV_2LTD"))
     assert (value.get_dtype(), value.get_memory_format().name) == (torch.uint8, "KV_2LTD")
     assert list(value.get_shape()) == [1, 1, 1, len(value.byte_array)]

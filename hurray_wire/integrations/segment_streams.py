@@ -82,6 +82,10 @@ class SegmentStreams:
         """Whether the peer's ranks all have a chunk, so that it need not be sent."""
         return bool(self._peers) and self._leading(self._peers, [key]) == 1
 
+    def held(self, keys: Sequence[str]) -> list[bool]:
+        """Which chunks this rank has taken, or is taking."""
+        return [False] * len(keys) if self._listener is None else self._listener.held(keys)
+
     def leading(self, keys: Sequence[str]) -> int:
         """How many of a sequence's chunks are here, or arriving, from the first on, without a gap."""
         return self._leading(self._here, keys) if self._here and keys else 0
