@@ -20,7 +20,7 @@ from hurray_wire import frame_reader
 from hurray_wire.arrays import Bytes
 from hurray_wire.errors import Code, HurrayWireError, LimitError, StoreError, TruncatedError
 from hurray_wire.integrations.segment_wire import Address, receive_record, send_record
-from hurray_wire.options import DEFAULT_LIMITS
+from hurray_wire.options import DEFAULT_LIMITS, Alloc
 from hurray_wire.stream.reader import StreamReader
 
 __all__ = ["HeldSegment", "SegmentListener"]
@@ -102,9 +102,9 @@ class HeldSegment(NamedTuple):
         """Its name in errors."""
         return f"segment {self.arriving.keys[-1]}"
 
-    def open(self, expect: Mapping[str, Any]) -> StreamReader:
-        """A reader of its frames, which waits for those that are still to come."""
-        return StreamReader(self.arriving.source(), expect=dict(expect))
+    def open(self, expect: Mapping[str, Any], *, alloc: Alloc | None = None) -> StreamReader:
+        """A reader of its frames, which waits for those that are still to come; `expect`, `alloc` as in `decode`."""
+        return StreamReader(self.arriving.source(), expect=dict(expect), alloc=alloc)
 
 
 class SegmentListener:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from hurray_wire.errors import StoreError
+from hurray_wire.options import Alloc
 from hurray_wire.stream.reader import StreamReader
 from hurray_wire.stream.writer import StreamWriter
 from hurray_wire.tensor import BlockPagedTensor
@@ -34,8 +35,8 @@ class FoundSegment(Protocol):
     @property
     def where(self) -> str: ...
 
-    def open(self, expect: Mapping[str, Any]) -> StreamReader:
-        """A reader of its frames. StoreError: it is gone."""
+    def open(self, expect: Mapping[str, Any], *, alloc: Alloc | None = None) -> StreamReader:
+        """A reader of its frames; `expect`, `alloc` as in `decode`. StoreError: it is gone."""
 
 
 class SegmentSink(Protocol):
@@ -76,14 +77,14 @@ class Segment(NamedTuple):
         """Its name in errors."""
         return str(self.path)
 
-    def open(self, expect: Mapping[str, Any]) -> StreamReader:
-        """A reader of its frames.
+    def open(self, expect: Mapping[str, Any], *, alloc: Alloc | None = None) -> StreamReader:
+        """A reader of its frames; `expect`, `alloc` as in `decode`.
 
         Raises:
             StoreError: the file is gone.
         """
         try:
-            return StreamReader(self.path, expect=dict(expect))
+            return StreamReader(self.path, expect=dict(expect), alloc=alloc)
         except OSError as error:
             raise StoreError(f"the segment is gone: {error}", where=self.where, cause=error) from error
 

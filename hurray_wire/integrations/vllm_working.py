@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+from hurray_wire.arrays import Bytes, address
 from hurray_wire.errors import (
     Code,
     Difference,
@@ -22,12 +23,34 @@ from hurray_wire.errors import (
 from hurray_wire.integrations.segments import FoundSegment, SegmentSink, SegmentStore
 from hurray_wire.integrations.vllm_layers import LATENT, LayerForm, Scales
 from hurray_wire.integrations.vllm_scheduling import Move, Step
+from hurray_wire.memory import allocated
 from hurray_wire.stream.reader import StreamReader
 from hurray_wire.tensor import BlockPagedTensor
 
 __all__ = ["Failure", "Working"]
 
 _NO_SCALES: Scales = (None, None)
+
+
+class _Room:
+    """Memory that each layer's frames are read into in turn: fresh memory's page faults cost as much as a copy."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Bytes] = []
+        self._used = 0
+
+    def __call__(self, nbytes: int, alignment: int) -> Bytes:
+        """A piece that nothing else is read into before `again`."""
+        at, self._used = self._used, self._used + 1
+        if at == len(self._pieces):
+            self._pieces.append(allocated(nbytes, None, alignment))
+        if self._pieces[at].size < nbytes or address(self._pieces[at]) % alignment:
+            self._pieces[at] = allocated(nbytes, None, alignment)
+        return self._pieces[at]
+
+    def again(self) -> None:
+        """What was read is where it goes: all can be used anew."""
+        self._used = 0
 
 
 class Failure(NamedTuple):
@@ -51,13 +74,16 @@ class _Loading:
         self.block_ids = move.block_ids[blocks]
         self.skipped, self.tokens = first - begin, stop - first
         self.reader: StreamReader | None = None
+        self._room = _Room()
 
     def open(self, expect: Mapping[str, Any]) -> None:
-        self.reader = self.segment.open(expect)
+        self.reader = self.segment.open(expect, alloc=self._room)
 
     def layer(self, name: str, count: int) -> tuple[BlockPagedTensor, ...]:
-        """The next layer's frames, which must be that one's, and of the chunks that were asked for."""
+        """The next layer's frames, which must be that one's, and of the chunks that were asked for; until the one after
+        it is asked for."""
         assert self.reader is not None
+        self._room.again()
         found = []
         for _ in range(count):
             try:

@@ -43,8 +43,9 @@ def lmcache(results: Results, quick: bool) -> None:
     layers = 4 if quick else 16
     bits = real_bits(2 * layers * 256 * 1024 * 2).reshape(2, layers, 256, 1024)
     chunks = {
-        "real snapshot, 141 tokens of 1 layer": (snapshot_chunks()[0], 12),
-        f"256 tokens of {layers} layers": (bits, 8),
+        "real snapshot, 141 tokens of 1 layer": (snapshot_chunks()[0], 12, 1),
+        f"256 tokens of {layers} layers": (bits, 8, 1),
+        f"a prompt of 4 chunks of {layers} layers": (bits, 8, 4),
     }
     with ExitStack() as stack:
         folder, loop = stack.enter_context(tempfile.TemporaryDirectory()), stack.enter_context(_loop())
@@ -57,30 +58,25 @@ def lmcache(results: Results, quick: bool) -> None:
         stores["its server"] = f"lm://127.0.0.1:{stack.enter_context(_server(None))}"
         if sys.platform == "linux":
             stores["its server at 1 Gbit/s"] = f"lm://127.0.0.1:{stack.enter_context(_server(GIGABIT))}"
-        for name, (chunk, heads) in chunks.items():
+        for name, (chunk, heads, count) in chunks.items():
             for store, url in stores.items():
-                _measure(results, f"lmcache, {name}, {store}", url, chunk, heads, loop)
+                _measure(results, f"lmcache, {name}, {store}", url, chunk, heads, count, loop)
 
 
-def _measure(results: Results, group: str, url: str, chunk: Any, heads: int, loop: Any) -> None:
+def _measure(results: Results, group: str, url: str, chunk: Any, heads: int, count: int, loop: Any) -> None:
     rate = GIGABIT if group.endswith("Gbit/s") else None
     serdes = {"naive": None, "frames": {"compression": None}, "frames, zstd": {"compression": "zstd"}}
     backends = {
-        name: _Backend(url, chunk, heads, loop, options, i, rate) for i, (name, options) in enumerate(serdes.items())
+        name: _Backend(url, chunk, heads, count, loop, options, i, rate)
+        for i, (name, options) in enumerate(serdes.items())
     }
-    work: dict[str, Callable[[], object]] = {f"put, {name}": each.put for name, each in backends.items()}
-    work |= {f"get, {name}": each.get for name, each in backends.items()}
-    took = results.race(work)
+    took = results.race({name: each.put_and_get for name, each in backends.items()})
     for name, each in backends.items():
         assert each.is_whole(), name
-    naive = took["put, naive"] + took["get, naive"]
     for name in ("frames", "frames, zstd"):
-        for verb in ("put", "get"):
-            results.add(group, f"{verb}, {name}", took[f"{verb}, {name}"], took[f"{verb}, naive"], f"naive {verb}")
-        both = took[f"put, {name}"] + took[f"get, {name}"]
-        results.add(group, f"put and get, {name}", both, naive, "naive")
+        results.add(group, f"put and get, {name}", took[name], took["naive"], "naive")
     zstd = backends["frames, zstd"]
-    if group.endswith(", files"):
+    if group.endswith(", files") and count == 1:
         _serdes(results, group.removesuffix(", files"), chunk, backends)
     ratio = backends["naive"].stored / zstd.stored
     results.value(group, "bytes stored, naive / zstd", ratio, at_least=1.3)
@@ -101,9 +97,11 @@ def _serdes(results: Results, group: str, chunk: Any, backends: dict[str, Any]) 
 
 
 class _Backend:
-    """LMCache's remote backend at a URL, with one chunk under one key; `rate` bytes a second at most on its way."""
+    """LMCache's remote backend at a URL, one chunk under `count` keys; `rate` bytes a second at most on its way."""
 
-    def __init__(self, url: str, chunk: Any, heads: int, loop: Any, options: Any, number: int, rate: Any) -> None:
+    def __init__(
+        self, url: str, chunk: Any, heads: int, count: int, loop: Any, options: Any, number: int, rate: Any
+    ) -> None:
         import torch
         from lmcache.utils import CacheEngineKey
         from lmcache.v1.config import LMCacheEngineConfig
@@ -128,7 +126,8 @@ class _Backend:
             allocate = self._memory.allocate
             pair = remote_serde(about, page_size=16, allocate=allocate, **options)
             self._remote.serializer, self._remote.deserializer = pair
-        self._key = CacheEngineKey("bench", 1, 0, hash((url, chunk.shape)) % 1000 * 10 + number, torch.bfloat16)
+        first = hash((url, chunk.shape)) % 1000 * 100 + 10 * number
+        self._keys = [CacheEngineKey("bench", 1, 0, first + i, torch.bfloat16) for i in range(count)]
         self._object = self._memory.allocate([torch.Size(chunk.shape)], [torch.bfloat16], MemoryFormat.KV_2LTD)
         self._object.tensor.copy_(hw.to_torch(chunk.view(hw.bfloat16.numpy)))
         self._value = self._remote.serializer.serialize(self._object)
@@ -136,12 +135,15 @@ class _Backend:
         self.put()
 
     def put(self) -> None:
-        """Serialise and store the chunk."""
-        self._remote.submit_put_task(self._key, self._object).result(60)
+        """Serialise and store the chunks, one while the one before is on its way, as LMCache does."""
+        for task in [self._remote.submit_put_task(key, self._object) for key in self._keys]:
+            task.result(60)
 
-    def get(self) -> None:
-        """Fetch and deserialise the chunk."""
-        self._fetch().ref_count_down()
+    def put_and_get(self) -> None:
+        """Store, fetch and deserialise the chunks."""
+        self.put()
+        for found in self._fetch():
+            found.ref_count_down()
 
     def serialize(self) -> None:
         """Without a store."""
@@ -154,11 +156,10 @@ class _Backend:
 
     def is_whole(self) -> bool:
         """Whether what comes back has the bits that went."""
-        found = self._fetch()
-        same = np.array_equal(
-            hw.from_torch(found.tensor).view(np.uint16), hw.from_torch(self._object.tensor).view(np.uint16)
-        )
-        found.ref_count_down()
+        mine, same = hw.from_torch(self._object.tensor).view(np.uint16), True
+        for found in self._fetch():
+            same &= np.array_equal(hw.from_torch(found.tensor).view(np.uint16), mine)
+            found.ref_count_down()
         return same
 
     def close(self) -> None:
@@ -168,10 +169,10 @@ class _Backend:
         if not self._remote.remote_url.startswith("redis"):
             self._remote.close()
 
-    def _fetch(self) -> Any:
-        found = self._remote.get_blocking(self._key)
-        assert found is not None, "LMCache found nothing"
-        return found
+    def _fetch(self) -> list[Any]:
+        found = self._remote.batched_get_blocking(self._keys)
+        assert None not in found, "LMCache found less"
+        return list(found)
 
 
 @contextmanager
