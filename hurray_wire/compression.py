@@ -94,13 +94,7 @@ def _split(source: Bytes, width: int, first: int, planes: Bytes) -> None:
     """Byte planes `first` and up, as many as `planes` has room for."""
     n = source.size // width
     for at in range(0, planes.size, n or 1):
-        j, plane = first + at // n, planes[at : at + n]
-        if width not in _SHIFTED_WIDTHS:
-            np.copyto(plane, source[j::width])
-        elif j:
-            np.right_shift(source.view(f"<u{width}"), 8 * j, out=plane, casting="unsafe")
-        else:
-            np.copyto(plane, source.view(f"<u{width}"), casting="unsafe")
+        _split_rows(source[None], width, first + at // n, planes[None, at : at + n])
 
 
 class _Kit:
@@ -230,13 +224,29 @@ def _write_noise(source: Bytes, width: int, noisy: int, out: Bytes) -> int:
     """
     n, at = source.size // width, _NOISE_HEAD_BYTES
     out.data[:at] = _MAGIC + bytes([0xC0, (_WINDOW_LOG - 10) << 3]) + source.size.to_bytes(8, "little")
+    whole, rest = divmod(n, _BLOCK_MAXIMUM)
     for j in range(noisy):
-        for start in range(0, n, _BLOCK_MAXIMUM):
-            count = min(_BLOCK_MAXIMUM, n - start)
-            out.data[at : at + 3] = (count << 3).to_bytes(3, "little")
-            at += 3 + count
-            _split(source[start * width : (start + count) * width], width, j, out[at - count : at])
+        start = 0
+        for count, size in ((whole, _BLOCK_MAXIMUM), (1, rest)):
+            if not count * size:
+                continue
+            # All whole blocks in one call: threads that come back from many short ones wait for each other.
+            blocks = out[at : at + count * (3 + size)].reshape(count, 3 + size)
+            blocks[:, :3] = np.frombuffer((size << 3).to_bytes(3, "little"), np.uint8)
+            elements = source[start * width : (start + count * size) * width].reshape(count, size * width)
+            _split_rows(elements, width, j, blocks[:, 3:])
+            start, at = start + count * size, at + count * (3 + size)
     return at
+
+
+def _split_rows(elements: Bytes, width: int, j: int, planes: Bytes) -> None:
+    """Byte plane j of elements in rows, a row of the plane for each."""
+    if width not in _SHIFTED_WIDTHS:
+        np.copyto(planes, elements[:, j::width])
+    elif j:
+        np.right_shift(elements.view(f"<u{width}"), 8 * j, out=planes, casting="unsafe")
+    else:
+        np.copyto(planes, elements.view(f"<u{width}"), casting="unsafe")
 
 
 class _Place(NamedTuple):
