@@ -219,6 +219,21 @@ def test_discarded_chunks_are_found_no_more(here: SegmentStreams) -> None:
         here.segments(["bb"])
 
 
+def test_what_no_name_leads_to_takes_no_room() -> None:
+    here = SegmentStreams(listen="127.0.0.1:0", most_bytes=2 * MIB)
+    there = to(here.address)
+    with there.writer(["other"]) as writer:
+        writer.write(tensor(9))
+    for value in range(5):  # a block each; each takes the names of the one before
+        with there.writer(KEYS) as writer:
+            writer.write(tensor(value))
+        assert here.held(["other", *KEYS]) == [True, True, True]
+        if value % 2:
+            here.discard(KEYS)
+    assert read(here) == [tensor(4)]
+    here.close()
+
+
 def test_nobody_at_the_other_end(here: SegmentStreams) -> None:
     address = here.address
     here.close()

@@ -130,8 +130,9 @@ class SegmentListener:
         self._closed = False
         self._server = _server(address)
         self.address: Address = self._server.getsockname()[:2]
-        self._threads = [Thread(target=self._accept, name="hurray_wire segments", daemon=True)]
-        self._threads[0].start()
+        self._threads: list[Thread] = []
+        self._acceptor = Thread(target=self._accept, name="hurray_wire segments", daemon=True)
+        self._acceptor.start()
 
     def held(self, keys: Sequence[str]) -> list[bool]:
         """Which chunks are here, or arriving."""
@@ -161,9 +162,12 @@ class SegmentListener:
         with self._lock:
             for key in keys:
                 self._by_key.pop(key, None)
-            for arriving in [each for each in self._segments if not any(map(self._by_key.__contains__, each.keys))]:
-                if arriving.ended:
-                    self._segments.remove(arriving)
+            self._drop_unnamed()
+
+    def _drop_unnamed(self) -> None:
+        """Give back what has arrived and that no chunk's name leads to any more."""
+        named = {id(arriving) for arriving in self._by_key.values()}
+        self._segments = [each for each in self._segments if not each.ended or id(each) in named]
 
     def close(self) -> None:
         """Stop listening, break off what is arriving."""
@@ -171,12 +175,12 @@ class SegmentListener:
         with suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)  # `close` alone does not wake the thread that accepts
         self._server.close()
+        self._acceptor.join()
         with self._lock:
-            connections = list(self._connections)
-        for sock in connections:
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        for thread in list(self._threads):
+            for sock in self._connections:
+                with suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
             thread.join()
 
     def __enter__(self) -> SegmentListener:
@@ -227,12 +231,16 @@ class SegmentListener:
         with self._lock:
             self._segments.append(arriving)
             self._by_key.update(dict.fromkeys(keys, arriving))
+            self._drop_unnamed()
         whole = False
         try:
             arriving.receive(sock, lambda count: self._make_room(count, arriving))
             whole = arriving.is_whole()
         finally:
-            if not whole:
+            if whole:
+                with self._lock:
+                    self._drop_unnamed()
+            else:
                 self._give_up(arriving)
         if not whole:
             message = "the segment broke off"

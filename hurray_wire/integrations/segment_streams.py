@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from hurray_wire.errors import HurrayWireError, StoreError
@@ -143,6 +142,7 @@ class StreamedSegmentWriter:
     def __init__(self, address: Address, keys: Sequence[str], timeout: float, options: Any) -> None:
         self._where = f"{address[0]}:{address[1]}"
         self._socket: socket.socket | None = None
+        self._writer: StreamWriter | None = None
         self._guarded(lambda: self._open(address, keys, timeout, options))
 
     def _open(self, address: Address, keys: Sequence[str], timeout: float, options: Any) -> None:
@@ -175,15 +175,20 @@ class StreamedSegmentWriter:
 
     def write(self, tensor: BlockPagedTensor) -> None:
         """Send a frame."""
-        self._guarded(lambda: self._writer.write(tensor))
+        self._guarded(lambda: self._sending().write(tensor))
+
+    def _sending(self) -> StreamWriter:
+        if self._writer is None:
+            raise ValueError("the writer is closed")
+        return self._writer
 
     def finish(self) -> None:
         """The segment is whole: wait until the other end says so."""
         self._guarded(self._finish)
 
     def _finish(self) -> None:
+        self._sending().finish()
         assert self._socket is not None
-        self._writer.finish()
         self._socket.shutdown(socket.SHUT_WR)
         try:
             receive_record(self._socket, ["kept"], self._where)
@@ -196,11 +201,11 @@ class StreamedSegmentWriter:
 
     def close(self) -> None:
         """Break off what was not finished."""
+        if self._writer is not None:
+            self._writer.close()
         if self._socket is not None:
-            with suppress(AttributeError):  # the connection broke before there was a writer
-                self._writer.close()
             self._socket.close()
-            self._socket = None
+        self._writer = self._socket = None
 
     def __enter__(self) -> StreamedSegmentWriter:
         return self
