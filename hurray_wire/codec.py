@@ -5,7 +5,7 @@ The public functions over bytes in memory. Nothing here knows a byte of either f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Unpack
 
 from hurray_wire import bare, familiar, frame_reader, frame_writer
@@ -97,16 +97,20 @@ def encode_buffer(tensor: BlockPagedTensor, **options: Unpack[Encoding]) -> memo
         >>> encode_buffer(t) == encode(t)
         True
     """
+    size, write = encoding(tensor, **options)
+    out = allocated(size, None)
+    write(out)
+    return memoryview(out)
+
+
+def encoding(tensor: BlockPagedTensor, **options: Unpack[Encoding]) -> tuple[int, Callable[[Bytes], None]]:
+    """The exact bytes that a tensor takes, and what writes them into memory of so many; arguments as `encode`."""
     chosen = encode_options(options)
     payload = payload_of(tensor, chosen)
     if chosen.compression and chosen.framing == Form.HRKV:
-        pieces = parts_of(payload, chosen)
-        out = allocated(sum(map(len, pieces)), None)
-        _fill(out, pieces)
-    else:
-        out = allocated(_size(payload, chosen), None)
-        _write(payload, chosen, out)
-    return memoryview(out)
+        frame = frame_writer.CompressedFrame(payload, chosen)
+        return frame.size, frame.write
+    return _size(payload, chosen), lambda out: _write(payload, chosen, out)
 
 
 def encode_into(tensor: BlockPagedTensor, buffer: Any, **options: Unpack[Encoding]) -> int:
@@ -124,33 +128,14 @@ def encode_into(tensor: BlockPagedTensor, buffer: Any, **options: Unpack[Encodin
         >>> encode_into(t, memory) == len(memory), memory == encode(t)
         (True, True)
     """
-    chosen = encode_options(options)
-    payload = payload_of(tensor, chosen)
     out = as_bytes(buffer)
     if not out.flags.writeable:
         raise ValueError("the buffer is read-only")
-    if chosen.compression and chosen.framing == Form.HRKV:
-        pieces = parts_of(payload, chosen)
-        size = sum(map(len, pieces))
-        _check_room(size, out)
-        _fill(out[:size], pieces)
-        return size
-    size = _size(payload, chosen)
-    _check_room(size, out)
-    _write(payload, chosen, out[:size])
-    return size
-
-
-def _check_room(size: int, out: Bytes) -> None:
+    size, write = encoding(tensor, **options)
     if out.size < size:
         raise ValueError(f"the buffer has {out.size} bytes, {size} are needed")
-
-
-def _fill(out: Bytes, pieces: Sequence[Stored]) -> None:
-    at = 0
-    for piece in pieces:
-        out[at : at + len(piece)] = as_bytes(piece)
-        at += len(piece)
+    write(out[:size])
+    return size
 
 
 def _write(payload: Payload, options: EncodeOptions, out: Bytes) -> None:

@@ -30,6 +30,7 @@ _MISFIT = "cannot shuffle {} bytes by width {}: they must be whole elements of 2
 _SHIFTED_WIDTHS = (2, 4)  # split by shifting elements; from 8 on strided copies are faster (measured)
 _JOINED_BYTES = 256 << 10  # joined in pieces that stay in the L2 cache while each plane passes over them
 _SCRATCH_KEPT = 4 << 20
+_PACKED_FROM = 128 << 10
 _SPOTS, _SPOT_ELEMENTS, _SAMPLED_FROM = 32, 128, 64 << 10
 _WORTHWHILE = 1 / 32  # of a plane saved in the sample; less is noise
 _THREADED_FROM = 4 << 20
@@ -39,6 +40,7 @@ _MAGIC = bytes.fromhex("28b52ffd")
 _WINDOW_LOG = 17
 _WINDOW_FLOOR, _BLOCK_MAXIMUM = 8 << 20, 128 << 10
 _RLE_BLOCK, _RESERVED_BLOCK = 1, 3
+_NOISE_HEAD_BYTES = 14
 
 # Keys and values hold no matches, only skewed bytes: the smallest tables leave little but Huffman coding, and
 # beat every level in speed and size. A target_length above 0 would turn Huffman coding off. By zstandard's
@@ -92,22 +94,16 @@ def _split(source: Bytes, width: int, first: int, planes: Bytes) -> None:
     """Byte planes `first` and up, as many as `planes` has room for."""
     n = source.size // width
     for at in range(0, planes.size, n or 1):
-        j, plane = first + at // n, planes[at : at + n]
-        if width not in _SHIFTED_WIDTHS:
-            np.copyto(plane, source[j::width])
-        elif j:
-            np.right_shift(source.view(f"<u{width}"), 8 * j, out=plane, casting="unsafe")
-        else:
-            np.copyto(plane, source.view(f"<u{width}"), casting="unsafe")
+        _split_rows(source[None], width, first + at // n, planes[None, at : at + n])
 
 
 class _Kit:
-    """What a thread works with: zstd contexts, which take 15 us each to build, and up to 4 MiB of scratch."""
+    """What a thread works with: zstd contexts, which take 15 us each to build, and up to 4 MiB of each scratch."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(compression_params=_PARAMETERS)
         self.decompressor = zstandard.ZstdDecompressor()
-        self._scratch = np.empty(0, np.uint8)
+        self._scratch = self._packed = np.empty(0, np.uint8)
 
     def scratch(self, size: int) -> Bytes:
         if size > _SCRATCH_KEPT:
@@ -115,6 +111,21 @@ class _Kit:
         if size > self._scratch.size:
             self._scratch = np.empty(size, np.uint8)
         return self._scratch[:size]
+
+    def compress(self, planes: Bytes) -> Bytes:
+        """One frame, to be used before the next one is made: zstandard's own memory, or this kit's.
+
+        `compress` takes memory of the worst case each time. Where that is much, its pages are mapped anew for every
+        chunk, for which threads wait for one another: compressing into memory that is there is faster by a half.
+        """
+        if not _PACKED_FROM <= planes.size <= _SCRATCH_KEPT:
+            return np.frombuffer(self.compressor.compress(planes.data), np.uint8)
+        room = planes.size + planes.size // 128 + 1024  # above ZSTD_compressBound, and a last block of its own
+        if room > self._packed.size:
+            self._packed = np.empty(room, np.uint8)
+        with self.compressor.stream_reader(planes.data, size=planes.size) as reader:
+            size = reader.readinto(self._packed)
+        return self._packed[:size]
 
 
 _local = threading.local()
@@ -130,10 +141,30 @@ def _kit() -> Iterator[_Kit]:
         _local.kit = kit
 
 
-def compress_chunk(raw: Bytes | memoryview, width: int) -> bytes | memoryview | None:
+class PackedChunk:
+    """A chunk's zstd frame that lies nowhere yet: its size, and `write` to put it into memory of that size.
+
+    Planes of noise, most of a frame's bytes, are read from the chunk only then: once, into their place.
+    """
+
+    __slots__ = ("_blocks", "_noisy", "_source", "_width", "size")
+
+    def __init__(self, source: Bytes, width: int, noisy: int, frame: Bytes) -> None:
+        start = zstandard.frame_header_size(frame.data) if noisy else 0  # a frame with noise before it gets its own
+        self._source, self._width, self._noisy, self._blocks = source, width, noisy, frame[start:].tobytes()
+        self.size = len(self._blocks) + (_noise_bytes(source.size // width, noisy) if noisy else 0)
+
+    def write(self, out: Bytes) -> None:
+        """Put the frame into `out`, which has `size` bytes."""
+        at = _write_noise(self._source, self._width, self._noisy, out) if self._noisy else 0
+        out.data[at:] = self._blocks
+
+
+def pack_chunk(raw: Bytes | memoryview, width: int) -> PackedChunk | None:
     """One zstd frame of the chunk's byte planes (`width` 0: of its bytes), or None: store it raw.
 
-    None where a sample shows nothing to gain, so that noise costs little, or where the frame is not smaller.
+    None where a sample shows nothing to gain, so that noise costs little, or where the frame is not smaller. The
+    chunk must not change before the frame is written.
     """
     planes = source = np.frombuffer(raw, np.uint8)
     if width and (width not in SHUFFLE_WIDTHS or source.size % width):
@@ -145,12 +176,18 @@ def compress_chunk(raw: Bytes | memoryview, width: int) -> bytes | memoryview | 
         if width:
             planes = kit.scratch((width - noisy) * (source.size // width))
             _split(source, width, noisy, planes)
-        stored = kit.compressor.compress(planes.data)
-    if noisy:
-        frame: bytes | memoryview = _behind_noise(source, width, noisy, stored)
-    else:
-        frame = bytes(memoryview(stored))  # what zstandard gives keeps the memory of the worst case
-    return frame if len(frame) < source.size else None
+        packed = PackedChunk(source, width, noisy, kit.compress(planes))
+    return packed if packed.size < source.size else None
+
+
+def compress_chunk(raw: Bytes | memoryview, width: int) -> bytes | memoryview | None:
+    """The same in memory of its own: nothing of the chunk is looked at any more."""
+    packed = pack_chunk(raw, width)
+    if packed is None:
+        return None
+    frame = np.empty(packed.size, np.uint8)
+    packed.write(frame)
+    return frame.data.toreadonly()
 
 
 def _noise_planes(source: Bytes, width: int, compressor: zstandard.ZstdCompressor) -> int:
@@ -174,27 +211,42 @@ def _spots(rows: int) -> npt.NDArray[np.intp]:
     return ((part + part * 0.618034 % 1) * rows / _SPOTS).astype(np.intp)
 
 
-def _behind_noise(source: Bytes, width: int, noisy: int, stored: bytes) -> memoryview:
-    """One frame: the first `noisy` planes in raw blocks, then the blocks of `stored`, the others' frame.
+def _noise_bytes(plane_bytes: int, noisy: int) -> int:
+    """Bytes before the compressed blocks of a frame whose first `noisy` planes are noise."""
+    return _NOISE_HEAD_BYTES + noisy * (3 * len(range(0, plane_bytes, _BLOCK_MAXIMUM)) + plane_bytes)
 
-    Those read the same here: raw blocks leave repeat offsets and entropy tables alone, and no match reaches
+
+def _write_noise(source: Bytes, width: int, noisy: int, out: Bytes) -> int:
+    """A frame's header and its first `noisy` planes in raw blocks; gives where the other planes' blocks begin.
+
+    Those read the same behind these: raw blocks leave repeat offsets and entropy tables alone, and no match reaches
     back into them. zstd by itself would also store noise raw, but copies it three times on the way.
     """
-    n = source.size // width
-    blocks = np.frombuffer(stored, np.uint8)[zstandard.frame_header_size(stored) :]
-    head = _MAGIC + bytes([0xC0, (_WINDOW_LOG - 10) << 3]) + source.size.to_bytes(8, "little")
-    starts = range(0, n, _BLOCK_MAXIMUM)
-    frame = np.empty(len(head) + noisy * (3 * len(starts) + n) + blocks.size, np.uint8)
-    frame.data[: len(head)] = head
-    at = len(head)
+    n, at = source.size // width, _NOISE_HEAD_BYTES
+    out.data[:at] = _MAGIC + bytes([0xC0, (_WINDOW_LOG - 10) << 3]) + source.size.to_bytes(8, "little")
+    whole, rest = divmod(n, _BLOCK_MAXIMUM)
     for j in range(noisy):
-        for start in starts:
-            count = min(_BLOCK_MAXIMUM, n - start)
-            frame.data[at : at + 3] = (count << 3).to_bytes(3, "little")
-            at += 3 + count
-            _split(source[start * width : (start + count) * width], width, j, frame[at - count : at])
-    np.copyto(frame[at:], blocks)
-    return frame.data.toreadonly()
+        start = 0
+        for count, size in ((whole, _BLOCK_MAXIMUM), (1, rest)):
+            if not count * size:
+                continue
+            # All whole blocks in one call: threads that come back from many short ones wait for each other.
+            blocks = out[at : at + count * (3 + size)].reshape(count, 3 + size)
+            blocks[:, :3] = np.frombuffer((size << 3).to_bytes(3, "little"), np.uint8)
+            elements = source[start * width : (start + count * size) * width].reshape(count, size * width)
+            _split_rows(elements, width, j, blocks[:, 3:])
+            start, at = start + count * size, at + count * (3 + size)
+    return at
+
+
+def _split_rows(elements: Bytes, width: int, j: int, planes: Bytes) -> None:
+    """Byte plane j of elements in rows, a row of the plane for each."""
+    if width not in _SHIFTED_WIDTHS:
+        np.copyto(planes, elements[:, j::width])
+    elif j:
+        np.right_shift(elements.view(f"<u{width}"), 8 * j, out=planes, casting="unsafe")
+    else:
+        np.copyto(planes, elements.view(f"<u{width}"), casting="unsafe")
 
 
 class _Place(NamedTuple):

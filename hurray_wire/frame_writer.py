@@ -9,13 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import xxhash
 
 from hurray_wire.arrays import Bytes, Stored, as_bytes
-from hurray_wire.compression import compress_chunk, default_threads, run_chunks, shuffle_width
+from hurray_wire.compression import (
+    PackedChunk,
+    compress_chunk,
+    default_threads,
+    pack_chunk,
+    run_chunks,
+    shuffle_width,
+)
 from hurray_wire.errors import Code, FrameError
 from hurray_wire.metadata import encode_metadata
 from hurray_wire.options import EncodeOptions
@@ -255,7 +262,7 @@ def closing_frame(options: EncodeOptions, padded_to: int = MIN_ALIGNMENT) -> byt
 def frame_parts(payload: Payload, options: EncodeOptions, padded_to: int = MIN_ALIGNMENT) -> list[Stored]:
     """The frame's bytes in order: the pool's own memory where it is stored raw, small pieces joined."""
     if options.compression:
-        contents, geometry, chunks = _compressed(payload, options, padded_to)
+        contents, geometry, chunks = _compressed(payload, options, padded_to, _pack_now)
         flat = None
     else:
         contents, geometry = raw_contents(payload, options, padded_to)
@@ -298,16 +305,19 @@ def _pieces(
     return piece
 
 
+Packed = TypeVar("Packed", Bytes, PackedChunk)
+
+
 def _compressed(
-    payload: Payload, options: EncodeOptions, padded_to: int
-) -> tuple[Contents, Geometry, list[Sequence[Bytes]]]:
+    payload: Payload, options: EncodeOptions, padded_to: int, pack: Callable[[Bytes, int], Packed | None]
+) -> tuple[Contents, Geometry, list[Sequence[Bytes | Packed]]]:
     """Every chunk compressed where that is worth it, and where all lies then."""
     front, back, pages = front_sections(payload), back_sections(payload), payload.pages
     step = pages_a_chunk(pages, options, len(front) + len(back))
     ranges = _ranges(pages.num_pages, step) if pages.page_bytes else ()
     width = shuffle_width(payload.descriptor.bit_width // 8)
     threads = default_threads(pages.nbytes, options.threads)
-    chunks = run_chunks(lambda chunk: _stored(pages, chunk, width), ranges, threads=threads)
+    chunks = run_chunks(lambda chunk: _stored(pages, chunk, width, pack), ranges, threads=threads)
     planned = [_raw(kind, 0, len(data)) for kind, data in front]
     planned += [section for section, _ in chunks]
     planned += [_raw(kind, 0, len(data)) for kind, data in back]
@@ -316,7 +326,9 @@ def _compressed(
     return Contents(front, ranges, back), geometry, [pieces for _, pieces in chunks]
 
 
-def _stored(pages: PageSource, chunk: tuple[int, int], width: int) -> tuple[Planned, Sequence[Bytes]]:
+def _stored(
+    pages: PageSource, chunk: tuple[int, int], width: int, pack: Callable[[Bytes, int], Packed | None]
+) -> tuple[Planned, Sequence[Bytes | Packed]]:
     """One chunk as it is stored: compressed, or the pool's own memory."""
     start, stop = (page * pages.page_bytes for page in chunk)
     planned = _raw(_POOL, start, stop - start)
@@ -327,11 +339,15 @@ def _stored(pages: PageSource, chunk: tuple[int, int], width: int) -> tuple[Plan
         whole = np.empty(planned.raw_length, np.uint8)
         pages.copy(*chunk, whole)
     shuffled = width if width and planned.raw_length % width == 0 else 0
-    compressed = compress_chunk(whole, shuffled)
-    if compressed is None:
+    packed = pack(whole, shuffled)
+    if packed is None:
         return planned, pieces
-    data = as_bytes(compressed)
-    return planned._replace(codec=_ZSTD, element_width=shuffled, stored_length=data.size), (data,)
+    return planned._replace(codec=_ZSTD, element_width=shuffled, stored_length=packed.size), (packed,)
+
+
+def _pack_now(whole: Bytes, width: int) -> Bytes | None:
+    compressed = compress_chunk(whole, width)
+    return None if compressed is None else as_bytes(compressed)
 
 
 _ZEROS = bytes(4096)
@@ -369,6 +385,46 @@ def frame_size(payload: Payload, options: EncodeOptions, padded_to: int = MIN_AL
 # The frame in one piece.
 
 
+class CompressedFrame:
+    """A compressed frame that lies nowhere yet: `size` bytes, and `write` to put it into memory of that size.
+
+    Of a contiguous pool most of a frame's bytes are read only then, once, into their place.
+    """
+
+    def __init__(self, payload: Payload, options: EncodeOptions) -> None:
+        self._options = options
+        # Where the pool is no piece of memory, what a chunk is packed from is a copy that would be kept till then.
+        pack: Callable[[Bytes, int], Any] = _pack_now if payload.pages.flat() is None else pack_chunk
+        self._contents, self._geometry, self._chunks = _compressed(payload, options, MIN_ALIGNMENT, pack)
+        self.size = self._geometry.frame_length
+
+    def write(self, out: Bytes) -> None:
+        """Put the frame into `out`; each section is put there by the thread that hashes it then."""
+        geometry = self._geometry
+        header = build_header(geometry, lambda row: (self._place(row, out),), self._options)
+        rest = sorted(set(range(len(geometry.offsets))) - set(geometry.hashed))
+        total = sum(geometry.lengths[row] for row in rest)
+        run_chunks(lambda row: self._place(row, out), rest, threads=default_threads(total, self._options.threads))
+        _close_up(out, header, geometry)
+
+    def _place(self, row: int, out: Bytes) -> Bytes:
+        front, chunks, back = self._contents.front, self._chunks, self._contents.back
+        place = out[self._geometry.offsets[row] :][: self._geometry.lengths[row]]
+        if row < len(front):
+            place[:] = as_bytes(front[row][1])
+        elif row >= len(front) + len(chunks):
+            place[:] = as_bytes(back[row - len(front) - len(chunks)][1])
+        else:
+            at = 0
+            for piece in chunks[row - len(front)]:
+                if isinstance(piece, PackedChunk):
+                    piece.write(place)
+                else:
+                    place[at : at + piece.size] = piece
+                    at += piece.size
+        return place
+
+
 def write_frame(payload: Payload, options: EncodeOptions, out: Bytes) -> None:
     """A raw frame into `out`, of exactly `frame_size`: the pool is copied once, then hashed where it lies."""
     contents, geometry = raw_contents(payload, options, MIN_ALIGNMENT)
@@ -381,7 +437,11 @@ def write_frame(payload: Payload, options: EncodeOptions, out: Bytes) -> None:
     for row, (_, data) in zip(rows, [*contents.front, *contents.back], strict=True):
         out[geometry.offsets[row] :][: len(data)] = as_bytes(data)
     offsets, lengths = geometry.offsets, geometry.lengths
-    header = build_header(geometry, lambda row: (out[offsets[row] :][: lengths[row]],), options)
+    _close_up(out, build_header(geometry, lambda row: (out[offsets[row] :][: lengths[row]],), options), geometry)
+
+
+def _close_up(out: Bytes, header: bytes, geometry: Geometry) -> None:
+    """The header, and zeros wherever nothing lies."""
     out[: len(header)] = as_bytes(header)
     for gap, end in zip(geometry.gaps, (*geometry.offsets, geometry.frame_length), strict=True):
         out[end - gap : end] = 0

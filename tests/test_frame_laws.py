@@ -289,3 +289,24 @@ def test_noise_stays_raw_and_uncopied() -> None:
     parts = hw.encode_parts(t, compression="zstd")
     assert any(np.shares_memory(np.frombuffer(part, np.uint8), pool) for part in parts)
     assert {e["codec"] for e in entries_of(b"".join(parts))} == {0}
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "strided", "live", "scrubbed"])
+@pytest.mark.parametrize("checksum", [True, False])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_large_compressed_frames_are_the_same_in_place(kind: str, checksum: bool, threads: int) -> None:
+    """Chunks with noise in their low bytes, chunks of nothing but noise, and chunks of zeros, put where they go."""
+    rng = np.random.default_rng(0)
+    pool = rng.standard_normal((192, 16, 8, 64)).astype(hw.bfloat16.numpy)  # 16 KiB a page
+    pool[64:128] = rng.integers(0, 1 << 16, pool[64:128].shape, np.uint16).view(hw.bfloat16.numpy)
+    pool[128:140] = 0
+    if kind == "strided":
+        pool = np.stack([pool, pool], axis=1)[:, 0]
+    t = hw.BlockPagedTensor(pool, block_table=np.arange(1, 192)[::-1], seq_ptr=[0, 191], seq_lens=[191 * 16 - 3])
+    kwargs: dict[str, Any] = {"compression": "zstd", "checksum": checksum, "threads": threads, "stream_id": 7}
+    kwargs |= {"pages": "live"} if kind == "live" else {"scrub": True} if kind == "scrubbed" else {}
+    data = hw.encode(t, **kwargs)
+    memory = np.full(len(data), 0xAA, np.uint8)
+    assert hw.encode_into(t, memory, **kwargs) == len(data)
+    assert memory.tobytes() == data
+    assert hw.decode(data).same_tokens(t)

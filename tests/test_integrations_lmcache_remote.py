@@ -168,6 +168,40 @@ def test_half_a_value_is_our_error() -> None:
         deserializer.deserialize(half)
 
 
+def test_memory_is_lmcache_s_and_is_given_back(backend: Any, tmp_path: Path) -> None:
+    """The pool holds a hundred chunks: what is fetched, refused or sent does not stay in it."""
+    store, objects = backend(f"fs://localhost:0/{tmp_path}")
+    store.serializer, store.deserializer = mine.remote_serde(METADATA, page_size=16, allocate=objects.allocate)
+    source = filled(objects)
+    free = objects.memory_allocator.pin_allocator.num_active_allocations
+    _, stranger = mine.remote_serde(
+        about.LMCacheMetadata("other", 1, 1, 0, 0, torch.bfloat16, (3, 2, 64, 4, 32)),
+        page_size=4,
+        allocate=objects.allocate,
+    )
+    for number in range(150):
+        store.submit_put_task(key_of(number), source).result(30)
+        found = store.get_blocking(key_of(number))
+        assert torch.equal(found.tensor, source.tensor)
+        found.ref_count_down()
+        with pytest.raises(hw.MismatchError):
+            stranger.deserialize(store.serializer.serialize(source))
+    assert objects.memory_allocator.pin_allocator.num_active_allocations == free
+    source.ref_count_down()
+
+
+@pytest.mark.parametrize("allocate", [None, lambda *_, **__: None])
+def test_a_value_is_a_tensor_of_bytes(allocate: Any) -> None:
+    """Of one dimension that is not 1, so that who fetches it allocates as for any chunk."""
+    _, deserializer = mine.remote_serde(METADATA, page_size=4)
+    value = mine.remote_serde(METADATA, page_size=4, allocate=allocate)[0].serialize(object_of(FULL, "KV_2LTD"))
+    assert (value.get_dtype(), value.get_memory_format().name) == (torch.uint8, "KV_2LTD")
+    assert list(value.get_shape()) == [1, 1, 1, len(value.byte_array)]
+    older = memory.BytesBufferMemoryObj(bytes(value.byte_array))
+    for each in (value, older):
+        assert torch.equal(deserializer.deserialize(each).tensor, object_of(FULL, "KV_2LTD").tensor)
+
+
 def test_no_room_is_none() -> None:
-    serializer, deserializer = mine.remote_serde(METADATA, page_size=4, allocate=lambda *_: None)
+    serializer, deserializer = mine.remote_serde(METADATA, page_size=4, allocate=lambda *_, **__: None)
     assert deserializer.deserialize(serializer.serialize(object_of(FULL, "KV_2LTD"))) is None

@@ -85,7 +85,8 @@ def config(folder: Any, *, block_size: int = 4, model: str = "tiny", revision: A
     parallel = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "rank": 0} | options.pop("parallel", {})
     cache = {"block_size": block_size, "cache_dtype": options.pop("cache_dtype", "auto")}
     layers = options.pop("layers", {})
-    extra = {"folder": str(folder), "chunk_tokens": 8, **options}
+    where = {} if folder is None else {"folder": str(folder)}
+    extra = {**where, "chunk_tokens": 8, **options}
     return SimpleNamespace(
         kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra, **transfer),
         cache_config=SimpleNamespace(**cache),

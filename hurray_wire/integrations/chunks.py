@@ -9,7 +9,8 @@ layers more than its bytes do; as sequences of one batch (`seq_ids` names them) 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,8 @@ import numpy.typing as npt
 
 from hurray_wire import frame_reader, receiving
 from hurray_wire.arrays import Bytes, as_bytes
-from hurray_wire.codec import encode_parts, encoded_size
+from hurray_wire.codec import encoded_size, encoding
 from hurray_wire.dtypes import Dtype
-from hurray_wire.engines.tokens import paged
 from hurray_wire.errors import (
     Code,
     Difference,
@@ -35,7 +35,7 @@ from hurray_wire.options import DEFAULT_LIMITS, Encoding, Limits, decode_options
 from hurray_wire.order import StreamOrder
 from hurray_wire.tensor import BlockPagedTensor
 
-__all__ = ["Chunk", "ChunkForm", "chunk_bound", "chunk_parts", "describe_chunk", "read_chunk", "write_chunk"]
+__all__ = ["Chunk", "ChunkForm", "chunk_bound", "chunk_encoding", "describe_chunk", "read_chunk", "write_chunk"]
 
 Array = npt.NDArray[Any]
 
@@ -48,23 +48,34 @@ _LANDED_BYTES = 1 << 20
 def _tensor(plane: Plane, form: ChunkForm, metadata: Mapping[str, Any]) -> BlockPagedTensor:
     """The layers as sequences of one batch: a view where pages divide the tokens, else one copy of them."""
     layers, tokens, heads, dim = plane.tokens.shape
-    inner = (form.page_size, heads, dim)
     about = {**metadata, "lmcache.group": plane.group, **_named(plane)}
     if plane.role == "fused":
         about["content"] = "latent"
-    lens = [tokens] * layers
-    if tokens % form.page_size:
-        runs = [[run] for run in plane.tokens]
-        dtype = Dtype.of(plane.tokens.dtype)
-        return paged(runs, lens, inner, dtype, kv_role=plane.role, layer_index=None, metadata=about)
-    pages = tokens // form.page_size
+    like = _tables(layers, tokens, (form.page_size, heads, dim), plane.tokens.dtype, plane.role)
+    return like.replace(page_pool=_paged(plane.tokens, form.page_size, like.page_pool.shape), metadata=about)
+
+
+def _paged(tokens: Array, page_size: int, shape: tuple[int, ...]) -> Array:
+    count = tokens.shape[1]
+    if not count % page_size:
+        return tokens.reshape(shape)
+    pool = np.empty(shape, tokens.dtype)
+    layers = pool.reshape(tokens.shape[0], -1, *tokens.shape[2:])
+    layers[:, :count] = tokens
+    layers[:, count:] = 0
+    return pool
+
+
+@lru_cache(maxsize=64)
+def _tables(layers: int, tokens: int, inner: tuple[int, int, int], dtype: np.dtype[Any], role: str) -> BlockPagedTensor:
+    """A plane's tensor but for its values: the same for every chunk of a store, and checked once."""
+    pages = -(-tokens // inner[0])
     return BlockPagedTensor(
-        plane.tokens.reshape(layers * pages, *inner),
+        np.broadcast_to(np.zeros((), dtype), (layers * pages, *inner)),
         block_table=np.arange(layers * pages),
         seq_ptr=np.arange(layers + 1) * pages,
-        seq_lens=lens,
-        kv_role=plane.role,
-        metadata=about,
+        seq_lens=[tokens] * layers,
+        kv_role=role,
     )
 
 
@@ -72,11 +83,11 @@ def _named(plane: Plane) -> dict[str, Any]:
     return {} if plane.seq_ids is None else {"seq_ids": plane.seq_ids}
 
 
-def chunk_parts(chunk: Chunk, form: ChunkForm, metadata: Mapping[str, Any]) -> list[memoryview]:
-    """A chunk's frames as pieces: the chunk's own memory where it is stored raw and pages divide it.
+def chunk_encoding(chunk: Chunk, form: ChunkForm, metadata: Mapping[str, Any]) -> tuple[int, Callable[[Bytes], None]]:
+    """The exact bytes of a chunk's frames, and what writes them into memory of so many: each token once, into place.
 
     Args:
-        chunk: KV_2LTD, KV_T2D, KV_2TD or KV_MLA_FMT.
+        chunk: KV_2LTD, KV_T2D, KV_2TD or KV_MLA_FMT; it must not change before it is written.
         metadata: what identifies the chunk; format and shapes are added.
 
     Raises:
@@ -85,27 +96,36 @@ def chunk_parts(chunk: Chunk, form: ChunkForm, metadata: Mapping[str, Any]) -> l
 
     Example:
         >>> chunk = Chunk("KV_2LTD", [np.ones((2, 3, 32, 4 * 8), np.float16)])
-        >>> parts = chunk_parts(chunk, ChunkForm(page_size=16, num_heads=4), {"model": "tiny"})
-        >>> any(np.shares_memory(np.frombuffer(part, np.uint8), chunk.groups[0]) for part in parts)
-        True
+        >>> size, write = chunk_encoding(chunk, ChunkForm(page_size=16, num_heads=4), {"model": "tiny"})
+        >>> value = np.empty(size, np.uint8)
+        >>> write(value)
+        >>> describe_chunk(value)[0]
+        'KV_2LTD'
     """
     planes = planes_of(chunk, form)
     about = {**metadata, "lmcache.format": chunk.format, "lmcache.shapes": [list(a.shape) for a in chunk.groups]}
     options: Encoding = {"compression": form.compression, "threads": form.threads}
     options["stream_id"] = int.from_bytes(os.urandom(8), "little")
-    parts: list[memoryview] = []
+    frames = []
     for i, plane in enumerate(planes):
         options |= {"sequence": i, "last": i == len(planes) - 1}
-        parts += encode_parts(_tensor(plane, form, about), **options)
-    return parts
+        frames.append(encoding(_tensor(plane, form, about), **options))
+
+    def write(out: Bytes) -> None:
+        at = 0
+        for size, write_frame in frames:
+            write_frame(out[at : at + size])
+            at += size
+
+    return sum(size for size, _ in frames), write
 
 
 def write_chunk(chunk: Chunk, out: Any, form: ChunkForm, metadata: Mapping[str, Any]) -> int:
-    """A chunk's frames into a buffer, from its first byte; gives the bytes written. Arguments as `chunk_parts`.
+    """A chunk's frames into a buffer, from its first byte; gives the bytes written. Arguments as `chunk_encoding`.
 
     Raises:
         LimitError: `frame_bytes`: the buffer is too small; it is then untouched.
-        ValueError: the buffer is read-only. All else as `chunk_parts`.
+        ValueError: the buffer is read-only. All else as `chunk_encoding`.
 
     Example:
         >>> chunk, form = Chunk("KV_2LTD", [np.ones((2, 3, 32, 32), np.float16)]), ChunkForm(16, 4)
@@ -119,15 +139,11 @@ def write_chunk(chunk: Chunk, out: Any, form: ChunkForm, metadata: Mapping[str, 
     raw = as_bytes(out)
     if not raw.flags.writeable:
         raise ValueError("the buffer is read-only")
-    parts = chunk_parts(chunk, form, metadata)
-    size = sum(map(len, parts))
+    size, write = chunk_encoding(chunk, form, metadata)
     if size > raw.size:
         message = f"the frames are {size} bytes, there is room for {raw.size}"
         raise LimitError(message, claimed=size, limit=raw.size, code=Code.FRAME_BYTES, where="value")
-    at = 0
-    for part in parts:
-        raw[at : at + len(part)] = np.frombuffer(part, np.uint8)
-        at += len(part)
+    write(raw[:size])
     return size
 
 

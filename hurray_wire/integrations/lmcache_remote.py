@@ -12,14 +12,13 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from lmcache.v1.memory_management import BytesBufferMemoryObj, MemoryFormat, MemoryObjMetadata, TensorMemoryObj
+from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
 from lmcache.v1.storage_backend.naive_serde.serde import Deserializer, Serializer
 
-from hurray_wire.arrays import to_torch
+from hurray_wire.arrays import as_bytes, to_torch
 from hurray_wire.errors import Difference, MismatchError
-from hurray_wire.integrations.chunks import ChunkForm, chunk_parts, describe_chunk, read_chunk
+from hurray_wire.integrations.chunks import ChunkForm, chunk_encoding, describe_chunk, read_chunk
 from hurray_wire.integrations.lmcache import chunk_of
 from hurray_wire.memory import allocated
 
@@ -36,24 +35,34 @@ def _identity(metadata: Any) -> dict[str, Any]:
 
 
 class HrkvRemoteSerializer(Serializer):  # type: ignore[misc]
-    """A memory object's frames as a `BytesBufferMemoryObj`, which every remote connector stores."""
+    """A memory object's frames as an object of bytes, which every remote connector stores.
 
-    def __init__(self, form: ChunkForm, metadata: Any) -> None:
-        self._form, self._about = form, _identity(metadata)
+    It is not marked as bytes (`BINARY_BUFFER`) but as a tensor of uint8: for those, whoever fetches it takes memory out
+    of LMCache's own, for bytes a fresh `bytearray`, whose zeroing and page faults take longer than the fetch.
+
+    Args:
+        form, metadata: as `HrkvRemoteDeserializer`.
+        allocate: as there; the frames are then in LMCache's memory, and in memory of their own where it has no room.
+    """
+
+    def __init__(self, form: ChunkForm, metadata: Any, allocate: Callable[..., Any] | None = None) -> None:
+        self._form, self._about, self._allocate = form, _identity(metadata), allocate
 
     def serialize(self, memory_obj: Any) -> Any:
-        """The object's frames, in memory of their own.
+        """The object's frames.
 
         Raises:
             UnsupportedError: a format that frames cannot say, by its name; an element type.
         """
-        parts = chunk_parts(chunk_of(memory_obj), self._form, self._about)
-        out = allocated(sum(map(len, parts)), None)
-        at = 0
-        for part in parts:
-            out[at : at + len(part)] = np.frombuffer(part, np.uint8)
-            at += len(part)
-        return BytesBufferMemoryObj(memoryview(out))
+        size, write = chunk_encoding(chunk_of(memory_obj), self._form, self._about)
+        shapes, dtypes = [torch.Size([1, 1, 1, size])], [torch.uint8]
+        made = None
+        if self._allocate is not None:  # never waiting: stores that wait for each other's memory wait for ever
+            made = self._allocate(shapes, dtypes, MemoryFormat.KV_2LTD, busy_loop=False)
+        if made is None:
+            made = _own(shapes, dtypes, MemoryFormat.KV_2LTD)
+        write(as_bytes(made.byte_array))
+        return made
 
 
 class HrkvRemoteDeserializer(Deserializer):  # type: ignore[misc]
@@ -63,8 +72,7 @@ class HrkvRemoteDeserializer(Deserializer):  # type: ignore[misc]
         form: the receiver's; heads and element type are compared.
         metadata: LMCache's own of this worker: model, rank, type and shape are compared, and no value makes more
             memory be taken than one of its chunks.
-        allocate: `allocate(shapes, dtypes, format)` of LMCache's CPU backend, which makes the objects; None for
-            memory of the result's own.
+        allocate: `allocate` of LMCache's CPU backend, which makes the objects; None for memory of the result's own.
     """
 
     def __init__(self, form: ChunkForm, metadata: Any, allocate: Callable[..., Any] | None = None) -> None:
@@ -72,19 +80,29 @@ class HrkvRemoteDeserializer(Deserializer):  # type: ignore[misc]
         self._about = _identity(metadata)
 
     def deserialize(self, memory_obj: Any) -> Any:
-        """The object, or None where `allocate` had no room.
+        """The object, or None where `allocate` had no room. The value's memory is given back.
 
         Raises:
             MismatchError: a chunk of another model, rank, type or shape than this worker's.
             HurrayWireError: as `read_chunk` says.
         """
-        data = memory_obj.byte_array
+        try:
+            return self._read(memory_obj.byte_array)
+        finally:
+            memory_obj.ref_count_down()
+
+    def _read(self, data: Any) -> Any:
         name, shapes, _ = describe_chunk(data)
         dtypes = self._metadata.get_dtypes()
         self._check(name, shapes)
-        made = self._make(name, [torch.Size(shape) for shape in shapes], dtypes)
+        make = self._allocate or _own
+        made = make([torch.Size(shape) for shape in shapes], dtypes, MemoryFormat[name])
         if made is not None:
-            read_chunk(data, chunk_of(made), self._form, self._about)
+            try:
+                read_chunk(data, chunk_of(made), self._form, self._about)
+            except BaseException:
+                made.ref_count_down()
+                raise
         return made
 
     def _check(self, name: str, shapes: list[tuple[int, ...]]) -> None:
@@ -95,22 +113,21 @@ class HrkvRemoteDeserializer(Deserializer):  # type: ignore[misc]
         if len(shapes) != len(whole) or shapes != wanted or sum(map(math.prod, shapes)) > limit:
             raise MismatchError([Difference("lmcache.shapes", shapes, wanted or whole)])
 
-    def _make(self, name: str, shapes: list[Any], dtypes: list[Any]) -> Any:
-        format = MemoryFormat[name]
-        if self._allocate is not None:
-            return self._allocate(shapes, dtypes, format)
-        size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
-        about = MemoryObjMetadata(
-            shape=shapes[0],
-            dtype=dtypes[0],
-            address=0,
-            phy_size=size,
-            ref_count=1,
-            fmt=format,
-            shapes=shapes,
-            dtypes=dtypes,
-        )
-        return TensorMemoryObj(to_torch(allocated(size, None)), about, None)
+
+def _own(shapes: list[Any], dtypes: list[Any], format: MemoryFormat) -> Any:
+    """An object in memory of its own."""
+    size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
+    about = MemoryObjMetadata(
+        shape=shapes[0],
+        dtype=dtypes[0],
+        address=0,
+        phy_size=size,
+        ref_count=1,
+        fmt=format,
+        shapes=shapes,
+        dtypes=dtypes,
+    )
+    return TensorMemoryObj(to_torch(allocated(size, None)), about, None)
 
 
 def _like(name: str, shape: tuple[int, ...], whole: tuple[int, ...]) -> tuple[int, ...]:
@@ -150,7 +167,7 @@ def remote_serde(
         >>> serializer, deserializer = remote_serde(about, page_size=16)
     """
     form = ChunkForm(page_size, metadata.kv_shape[3], dtype, compression, threads)
-    return HrkvRemoteSerializer(form, metadata), HrkvRemoteDeserializer(form, metadata, allocate)
+    return HrkvRemoteSerializer(form, metadata, allocate), HrkvRemoteDeserializer(form, metadata, allocate)
 
 
 def create_serde(others: Callable[..., Any], *, page_size: int, **options: Any) -> Callable[..., Any]:

@@ -8,17 +8,61 @@ and no index can disagree with the files. Several ranks keep a file each; a chun
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from hurray_wire.errors import StoreError
+from hurray_wire.options import Alloc
+from hurray_wire.stream.reader import StreamReader
 from hurray_wire.stream.writer import StreamWriter
 from hurray_wire.tensor import BlockPagedTensor
 
-__all__ = ["Segment", "SegmentFolder", "SegmentWriter"]
+__all__ = ["FoundSegment", "Segment", "SegmentFolder", "SegmentSink", "SegmentStore", "SegmentWriter"]
 
 _SUFFIX = ".hrkv"
+
+
+class FoundSegment(Protocol):
+    """A segment that holds chunks of those that were asked for: `keys[first:stop]`; `where` is its name in errors."""
+
+    @property
+    def first(self) -> int: ...
+
+    @property
+    def stop(self) -> int: ...
+
+    @property
+    def where(self) -> str: ...
+
+    def open(self, expect: Mapping[str, Any], *, alloc: Alloc | None = None) -> StreamReader:
+        """A reader of its frames; `expect`, `alloc` as in `decode`. StoreError: it is gone."""
+
+
+class SegmentSink(Protocol):
+    """A segment that is written: whole after `finish`, nothing where it was closed before. StoreError from each."""
+
+    def write(self, tensor: BlockPagedTensor) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class SegmentStore(Protocol):
+    """Where segments are kept, or go: a folder, or connections."""
+
+    def has(self, key: str) -> bool: ...
+
+    def leading(self, keys: Sequence[str]) -> int: ...
+
+    def segments(self, keys: Sequence[str]) -> Sequence[FoundSegment]: ...
+
+    def writer(self, keys: Sequence[str]) -> SegmentSink: ...
+
+    def discard(self, keys: Sequence[str]) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Segment(NamedTuple):
@@ -27,6 +71,22 @@ class Segment(NamedTuple):
     path: Path
     first: int
     stop: int
+
+    @property
+    def where(self) -> str:
+        """Its name in errors."""
+        return str(self.path)
+
+    def open(self, expect: Mapping[str, Any], *, alloc: Alloc | None = None) -> StreamReader:
+        """A reader of its frames; `expect`, `alloc` as in `decode`.
+
+        Raises:
+            StoreError: the file is gone.
+        """
+        try:
+            return StreamReader(self.path, expect=dict(expect), alloc=alloc)
+        except OSError as error:
+            raise StoreError(f"the segment is gone: {error}", where=self.where, cause=error) from error
 
 
 class SegmentFolder:
@@ -92,6 +152,9 @@ class SegmentFolder:
         """Take chunks away, this rank's part: nobody finds them then. A file that is not there is of no account."""
         for key in keys:
             self.path(key).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Nothing is open between two calls."""
 
 
 class SegmentWriter:

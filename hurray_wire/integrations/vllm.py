@@ -1,10 +1,13 @@
-"""A connector for vLLM: layers as HRKV frames in a folder that several instances share.
+"""A connector for vLLM: layers as HRKV frames in a folder that several instances share, or in streams between two.
 
 vLLM is told by its own options, nothing is patched:
 
     --kv-transfer-config '{"kv_connector": "HrkvConnector", "kv_role": "kv_both",
         "kv_connector_module_path": "hurray_wire.integrations.vllm", "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"folder": "/shared"}}'
+
+With `"peer": "host:port"` for `"folder"` an instance sends what it has computed, layer by layer as the model reaches
+it, to one that has `"listen": "host:port"`, which loads layers while others are still computed.
 
 Prompts are cut into chunks; a chunk that any instance has computed is loaded by the others, whatever their block size
 and block ids. What is not as the frames say (another model, element type, heads, scale; half a file, a newer version)
@@ -24,14 +27,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from hurray_wire.engines.axes import VLLM_PACKED
 from hurray_wire.errors import Code, UnsupportedError
-from hurray_wire.integrations.segments import SegmentFolder
+from hurray_wire.integrations.segment_streams import SegmentStreams
+from hurray_wire.integrations.segments import SegmentFolder, SegmentStore
 from hurray_wire.integrations.vllm_layers import LayerForm, Scales
 from hurray_wire.integrations.vllm_scheduling import Scheduling, Step
 from hurray_wire.integrations.vllm_working import Failure, Working
 
 __all__ = ["HrkvConnector", "HrkvConnectorMetadata"]
 
-_OPTIONS = ("folder", "chunk_tokens", "axes", "key_dim", "compression", "layerwise", "strict", "model")
+_STREAMS = ("peer", "listen", "timeout", "most_bytes")
+_OPTIONS = ("folder", *_STREAMS, "chunk_tokens", "axes", "key_dim", "compression", "layerwise", "strict", "model")
 
 
 class HrkvConnectorMetadata(KVConnectorMetadata):  # type: ignore[misc]
@@ -44,7 +49,10 @@ class HrkvConnectorMetadata(KVConnectorMetadata):  # type: ignore[misc]
 class HrkvConnector(KVConnectorBase_V1):  # type: ignore[misc]
     """vLLM's connector class, both roles. `kv_connector_extra_config` has
 
-    folder: where the frames are; the one that is required.
+    folder: where the frames are; or
+    peer, listen: host:port that they are sent to, and that they are taken at, one of them or both. Each rank has the
+        port behind the one before.
+    timeout, most_bytes: of streams: seconds that either end waits (30); what is kept of what came (4 GiB).
     chunk_tokens: tokens a chunk, a multiple of every instance's block size (256).
     axes, key_dim: the order of the caches' axes ("PHSC", what vLLM has had since 0.28), "latent" for MLA.
     compression: null or "zstd". layerwise: move each layer when the model reaches it (true).
@@ -55,23 +63,26 @@ class HrkvConnector(KVConnectorBase_V1):  # type: ignore[misc]
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         options = dict(self._kv_transfer_config.kv_connector_extra_config)
         unknown = sorted(set(options) - set(_OPTIONS))
-        if unknown or "folder" not in options:
-            raise ValueError(f"kv_connector_extra_config needs a folder, and does not know {unknown}")
+        streams = not {"peer", "listen"}.isdisjoint(options)
+        both = "folder" in options and not set(_STREAMS).isdisjoint(options)
+        if unknown or both or not (streams or "folder" in options):
+            raise ValueError(f"kv_connector_extra_config needs a folder, or else peer or listen; unknown: {unknown}")
         _check_groups(kv_cache_config)
         self.options = options
         chunk_tokens = options.get("chunk_tokens", 256)
-        folder, form, about = self._folder(), self._form(), self._about()
+        form, about = self._form(), self._about()
+        self._store = self._folder() if "folder" in options else self._streams(role)
         transfer = self._kv_transfer_config
         self._scheduling = Scheduling(
-            folder,
+            self._store,
             {**about, "dtype": str(vllm_config.model_config.dtype), "cache_dtype": form.dtype},
             block_size=form.block_size,
             chunk_tokens=chunk_tokens,
-            loads=transfer.is_kv_consumer,
-            saves=transfer.is_kv_producer,
+            loads=transfer.is_kv_consumer and ("listen" in options or not streams),
+            saves=transfer.is_kv_producer and ("peer" in options or not streams),
         )
         self._working = Working(
-            folder,
+            self._store,
             form,
             chunk_tokens=chunk_tokens,
             metadata=about,
@@ -81,11 +92,18 @@ class HrkvConnector(KVConnectorBase_V1):  # type: ignore[misc]
         )
         self._computed: dict[str, int] = {}
 
-    def _folder(self) -> SegmentFolder:
+    def _folder(self) -> SegmentStore:
+        return SegmentFolder(self.options["folder"], **self._part())
+
+    def _streams(self, role: KVConnectorRole) -> SegmentStore:
+        """The worker takes what comes; the scheduler, which may be another process, asks it."""
+        asked = {name: self.options[name] for name in _STREAMS if name in self.options}
+        return SegmentStreams(**asked, **self._part(), listens=role == KVConnectorRole.WORKER)
+
+    def _part(self) -> dict[str, Any]:
         parallel = self._vllm_config.parallel_config
         ranks = parallel.tensor_parallel_size * getattr(parallel, "pipeline_parallel_size", 1)
-        compression = self.options.get("compression")
-        return SegmentFolder(self.options["folder"], rank=parallel.rank, ranks=ranks, compression=compression)
+        return {"rank": parallel.rank, "ranks": ranks, "compression": self.options.get("compression")}
 
     def _form(self) -> LayerForm:
         cache = self._vllm_config.cache_config
@@ -183,6 +201,7 @@ class HrkvConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def shutdown(self) -> None:
         """Close what is open."""
         self._working.abandon()
+        self._store.close()
 
 
 def _check_groups(kv_cache_config: Any) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hurray_wire.integrations.prefix_keys import PrefixKeys, root_of
-from hurray_wire.integrations.segments import SegmentFolder
+from hurray_wire.integrations.segments import SegmentStore
 
 __all__ = ["Move", "Scheduling", "Step"]
 
@@ -55,16 +55,16 @@ class Scheduling:
     """State of one scheduler.
 
     Args:
-        folder: where chunks are looked up.
+        store: where chunks are looked up.
         identity: what keys and values depend on besides a request.
         block_size: tokens a block; chunks are whole blocks.
         chunk_tokens: tokens a chunk.
-        loads, saves: whether this end takes from the folder, and adds to it.
+        loads, saves: whether this end takes from the store, and adds to it.
     """
 
     def __init__(
         self,
-        folder: SegmentFolder,
+        store: SegmentStore,
         identity: Mapping[str, Any],
         *,
         block_size: int,
@@ -74,7 +74,7 @@ class Scheduling:
     ) -> None:
         if chunk_tokens < 1 or chunk_tokens % block_size:
             raise ValueError(f"chunk_tokens must be a multiple of the block size {block_size}, not {chunk_tokens}")
-        self._folder, self._identity = folder, dict(identity)
+        self._store, self._identity = store, dict(identity)
         self._block_size, self._chunk_tokens = block_size, chunk_tokens
         self._loads, self._saves = loads, saves
         self._requests: dict[str, _Request] = {}
@@ -90,7 +90,7 @@ class Scheduling:
             return 0
         tokens = known.tokens
         keys = known.keys.of(tokens)[: max(len(tokens) - 1, 0) // self._chunk_tokens]
-        return max(self._folder.leading(keys) * self._chunk_tokens - num_computed, 0)
+        return max(self._store.leading(keys) * self._chunk_tokens - num_computed, 0)
 
     def allocated(self, request: Any, num_external: int, num_computed: int) -> None:
         """The request has blocks for `num_external` tokens that are to be loaded behind `num_computed`."""
@@ -139,7 +139,7 @@ class Scheduling:
     def _due(self, request_id: str, known: _Request, computed: int) -> Iterator[Move]:
         """One move for each run of chunks that are computed and that nobody has kept."""
         keys = known.keys.of(known.tokens)[: computed // self._chunk_tokens]
-        missing = [i for i in range(known.kept, len(keys)) if not self._folder.has(keys[i])]
+        missing = [i for i in range(known.kept, len(keys)) if not self._store.has(keys[i])]
         known.kept = max(known.kept, len(keys))
         size = self._chunk_tokens
         for run in _runs(missing):

@@ -1,4 +1,4 @@
-"""The connector's worker side: layers of a step's requests out of the folder into blocks, and out of blocks into it.
+"""The connector's worker side: layers of a step's requests out of a store into blocks, and out of blocks into it.
 
 Loads go layer by layer, in the order in which the layers were saved; a segment gets its name when every layer is in
 it. Nothing of vLLM is imported.
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+from hurray_wire.arrays import Bytes, address
 from hurray_wire.errors import (
     Code,
     Difference,
@@ -19,15 +20,37 @@ from hurray_wire.errors import (
     StoreError,
     TruncatedError,
 )
-from hurray_wire.integrations.segments import Segment, SegmentFolder, SegmentWriter
+from hurray_wire.integrations.segments import FoundSegment, SegmentSink, SegmentStore
 from hurray_wire.integrations.vllm_layers import LATENT, LayerForm, Scales
 from hurray_wire.integrations.vllm_scheduling import Move, Step
+from hurray_wire.memory import allocated
 from hurray_wire.stream.reader import StreamReader
 from hurray_wire.tensor import BlockPagedTensor
 
 __all__ = ["Failure", "Working"]
 
 _NO_SCALES: Scales = (None, None)
+
+
+class _Room:
+    """Memory that each layer's frames are read into in turn: fresh memory's page faults cost as much as a copy."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Bytes] = []
+        self._used = 0
+
+    def __call__(self, nbytes: int, alignment: int) -> Bytes:
+        """A piece that nothing else is read into before `again`."""
+        at, self._used = self._used, self._used + 1
+        if at == len(self._pieces):
+            self._pieces.append(allocated(nbytes, None, alignment))
+        if self._pieces[at].size < nbytes or address(self._pieces[at]) % alignment:
+            self._pieces[at] = allocated(nbytes, None, alignment)
+        return self._pieces[at]
+
+    def again(self) -> None:
+        """What was read is where it goes: all can be used anew."""
+        self._used = 0
 
 
 class Failure(NamedTuple):
@@ -41,26 +64,26 @@ class Failure(NamedTuple):
 class _Loading:
     """One segment's tokens on their way into a request's blocks."""
 
-    def __init__(self, move: Move, segment: Segment, chunk_tokens: int, block_size: int) -> None:
+    def __init__(self, move: Move, segment: FoundSegment, chunk_tokens: int, block_size: int) -> None:
         begin = move.begin + segment.first * chunk_tokens
         end = move.begin + segment.stop * chunk_tokens
         self.move, self.keys = move, move.keys[segment.first : segment.stop]
-        self.path, self.chunk_tokens = segment.path, chunk_tokens
+        self.segment, self.chunk_tokens = segment, chunk_tokens
         first, stop = max(move.first, begin), min(move.stop, end)
         blocks = slice((first - move.first) // block_size, -(-(stop - move.first) // block_size))
         self.block_ids = move.block_ids[blocks]
         self.skipped, self.tokens = first - begin, stop - first
         self.reader: StreamReader | None = None
+        self._room = _Room()
 
     def open(self, expect: Mapping[str, Any]) -> None:
-        try:
-            self.reader = StreamReader(self.path, expect=dict(expect))
-        except OSError as error:
-            raise StoreError(f"the segment is gone: {error}", where=str(self.path), cause=error) from error
+        self.reader = self.segment.open(expect, alloc=self._room)
 
     def layer(self, name: str, count: int) -> tuple[BlockPagedTensor, ...]:
-        """The next layer's frames, which must be that one's, and of the chunks that were asked for."""
+        """The next layer's frames, which must be that one's, and of the chunks that were asked for; until the one after
+        it is asked for."""
         assert self.reader is not None
+        self._room.again()
         found = []
         for _ in range(count):
             try:
@@ -73,7 +96,9 @@ class _Loading:
             except HurrayWireError:
                 raise
             except OSError as error:
-                raise StoreError(f"the segment cannot be read: {error}", where=str(self.path), cause=error) from error
+                raise StoreError(
+                    f"the segment cannot be read: {error}", where=self.segment.where, cause=error
+                ) from error
         return tuple(found)
 
     def _check(self, metadata: Mapping[str, Any], name: str) -> None:
@@ -96,7 +121,7 @@ class Working:
     """State of one worker.
 
     Args:
-        folder: where segments are.
+        store: where segments are, or go.
         form: how a layer's cache is read.
         chunk_tokens: tokens a chunk.
         metadata: what every frame says, and must say: the model, its revision.
@@ -107,7 +132,7 @@ class Working:
 
     def __init__(
         self,
-        folder: SegmentFolder,
+        store: SegmentStore,
         form: LayerForm,
         *,
         chunk_tokens: int,
@@ -116,14 +141,14 @@ class Working:
         layerwise: bool = True,
         strict: bool = False,
     ) -> None:
-        self._folder, self._form, self._chunk_tokens = folder, form, chunk_tokens
+        self._store, self._form, self._chunk_tokens = store, form, chunk_tokens
         self._metadata, self._scales = dict(metadata), scales
         self._layerwise, self._strict = layerwise, strict
         self._caches: dict[str, Any] = {}
         self._step = Step([], [])
         self._loading: list[_Loading] = []
         self._loaded = 0
-        self._writers: list[tuple[Move, SegmentWriter, list[str]]] = []
+        self._writers: list[tuple[Move, SegmentSink, list[str]]] = []
         self._bad_blocks: set[int] = set()
         self.failures: list[Failure] = []
         """What did not happen since the last look; the caller empties it."""
@@ -155,7 +180,7 @@ class Working:
     def _open(self, move: Move) -> None:
         expect = {**self._metadata, **self._form.expected(next(iter(self._caches.values())))}
         size = self._form.block_size
-        loading = [_Loading(move, s, self._chunk_tokens, size) for s in self._folder.segments(move.keys)]
+        loading = [_Loading(move, s, self._chunk_tokens, size) for s in self._store.segments(move.keys)]
         self._loading += loading
         for each in loading:
             each.open(expect)
@@ -177,7 +202,7 @@ class Working:
             first = loading.offset + loading.skipped
             self._form.place(tensors, first, first + loading.tokens, self._caches[name], loading.block_ids)
         except FrameError:
-            self._folder.discard(loading.keys)  # broken bytes would be found again, and never be replaced
+            self._store.discard(loading.keys)  # broken bytes would be found again, and never be replaced
             raise
 
     def _guarded(self, move: Move, call: Callable[[], None]) -> None:
@@ -214,9 +239,9 @@ class Working:
             names.append(name)
 
     def _start(self, move: Move) -> None:
-        self._writers.append((move, self._folder.writer(move.keys), []))
+        self._writers.append((move, self._store.writer(move.keys), []))
 
-    def _write(self, move: Move, writer: SegmentWriter, name: str, cache: Any) -> None:
+    def _write(self, move: Move, writer: SegmentSink, name: str, cache: Any) -> None:
         layer = list(self._caches).index(name)
         about = {
             **self._metadata,

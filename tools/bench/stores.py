@@ -46,22 +46,28 @@ def compared(
 
 def redis_values(results: Results, quick: bool) -> None:
     """Frames by key in a Redis server on loopback."""
-    try:
+    with redis_on_loopback() as port:
+        if port is None:
+            results.skip("redis", "needs the redis package, and redis-server")
+            return
         import redis
-    except ImportError:
-        results.skip("redis", "needs the redis package")
-        return
-    command = shutil.which("redis-server") or shutil.which("valkey-server")
-    if command is None:
-        results.skip("redis", "needs redis-server")
-        return
-    with _redis_server(command, redis) as port, redis.Redis(port=port) as client:
-        for size in [16 * MiB] if quick else [16 * MiB, 256 * MiB]:
-            _redis_of(results, client, size)
+
+        with redis.Redis(port=port) as client:
+            for size in [16 * MiB] if quick else [16 * MiB, 256 * MiB]:
+                _redis_of(results, client, size)
 
 
 @contextmanager
-def _redis_server(command: str, redis: Any) -> Iterator[int]:
+def redis_on_loopback() -> Iterator[int | None]:
+    """The port of a server of one's own; None where there is none, or no client."""
+    command = shutil.which("redis-server") or shutil.which("valkey-server")
+    try:
+        import redis
+    except ImportError:
+        command = None
+    if command is None:
+        yield None
+        return
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
