@@ -113,12 +113,16 @@ def _name(dtype: np.dtype[Any]) -> str:
 
 
 def _checked_tables(t: BlockPagedTensor, block_table: Any, seq_ptr: Any, num_pages: int) -> tuple[IntArray, Int64Array]:
-    # Copies, taken before they are looked at: an engine's tables go on changing.
-    table, ptr = np.array(given(block_table, "block_table")), np.array(given(seq_ptr, "seq_ptr"))
+    table, ptr = _own(block_table, "block_table"), _own(seq_ptr, "seq_ptr")
     _raise_any(indices.check_seq_ptr(ptr, table.size) + indices.check_block_table(table, num_pages))
     if ptr.size != t.num_seqs + 1:
         raise MismatchError([Difference("num_seqs", ptr.size - 1, t.num_seqs)])
     return table, ptr.astype(np.int64)
+
+
+def _own(values: Any, where: str) -> IntArray:
+    """A copy, taken before it is looked at: an engine's tables go on changing."""
+    return given(values if isinstance(values, list | tuple | range) else np.array(as_array(values)), where)
 
 
 def _check_room(ends: Int64Array, ptr: Int64Array, page_size: int) -> None:
@@ -143,8 +147,8 @@ class _Moves(NamedTuple):
     """Blocks of so many tokens and where they go, and the sequences' last blocks, of which only some tokens go."""
 
     block: int
-    ids: Int64Array
-    to: Int64Array
+    ids: IntArray
+    to: IntArray
     last_ids: Int64Array
     last_to: Int64Array
     last_tokens: Int64Array
@@ -184,7 +188,7 @@ def _write(t: BlockPagedTensor, pool: Array, moves: _Moves) -> None:
     _write_blocks(t, pool, 1, ids, to)
 
 
-def _write_blocks(t: BlockPagedTensor, pool: Array, block: int, ids: Int64Array, to: Int64Array) -> None:
+def _write_blocks(t: BlockPagedTensor, pool: Array, block: int, ids: IntArray, to: IntArray) -> None:
     if ids.size:
         source = blocks_of(t, t.page_size // block)
         move(source, ids, Blocks(pool, pool.shape[1] // block, source.size), to)
