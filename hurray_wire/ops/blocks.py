@@ -27,7 +27,7 @@ _NEARLY_ALL = 1.5
 """How many blocks a stretch of the source may have for each that is asked for, to be read as a whole."""
 LARGE_BYTES = 1 << 14
 """Pieces from this size on are copied one by one: a step of the loop costs a tenth of the copy, and saves a second."""
-PIECE_BYTES = 1 << 22
+PIECE_BYTES = 1 << 20
 """What is copied at a time into memory that was never touched: the system zeroes that memory first, by as much as a
 few MiB, and the cache still has it then. One copy of everything would write past the cache, and take a tenth longer."""
 _RELEASED_BYTES = 1 << 20
@@ -153,10 +153,10 @@ def _move_some(source: Blocks, ids: IntArray, target: Blocks, to: IntArray) -> N
     """Copy blocks in pieces of memory where these are large, else by NumPy's indices, where one side needs none."""
     assert source.rows is not None
     assert target.rows is not None
-    cuts = np.flatnonzero((ids[1:] != ids[:-1] + 1) | (to[1:] != to[:-1] + 1)) + 1
+    apart = (ids[1:] != ids[:-1] + 1) | (to[1:] != to[:-1] + 1)
     low, high = int(ids.min()), int(ids.max())
-    if source.size * ids.size >= LARGE_BYTES * (cuts.size + 1):
-        _in_pieces(source, ids, target, to, np.concatenate(([0], cuts, [ids.size])))
+    if source.size * ids.size >= LARGE_BYTES * (1 + int(np.count_nonzero(apart))):
+        _in_pieces(source, ids, target, to, np.concatenate(([0], np.flatnonzero(apart) + 1, [ids.size])))
     elif consecutive(to):
         source.rows.take(ids, out=target.rows[to[0] : int(to[0]) + to.size], mode="clip")
     elif high - low < _NEARLY_ALL * ids.size:

@@ -310,12 +310,20 @@ def _copy_named(t: BlockPagedTensor, owned: IntArray, out: Bytes) -> None:
 
 def _copy_all(t: BlockPagedTensor, owned: IntArray, out: Bytes) -> None:
     """Every page, some of them cleared, a piece of the pool at a time."""
-    for step in steps(t.num_pages, max(1, PIECE_BYTES // t.page_bytes)):
-        piece, some = out[step.start * t.page_bytes : step.stop * t.page_bytes], owned[step]
-        t.pool.copy(step, piece)
-        pages = piece.view(f"V{t.page_bytes}")
-        pages[some == 0] = np.zeros((), pages.dtype)
-        _clear_ends(t, some, piece)
+    if t.page_bytes % t.page_size:  # slots end inside bytes
+        copy_fresh(t.pool, out)
+        pages = out.view(f"V{t.page_bytes}")
+        pages[owned == 0] = np.zeros((), pages.dtype)
+        _clear_ends(t, owned, out)
+        return
+    some = np.flatnonzero(owned < t.page_size)
+    unowned = spans(some * t.page_size + owned[some], t.page_size - owned[some])
+    slots = out.view(f"V{t.page_bytes // t.page_size}")
+    pieces = list(steps(t.num_pages, max(1, PIECE_BYTES // t.page_bytes)))
+    cuts = np.searchsorted(unowned, [step.stop * t.page_size for step in pieces]).tolist()
+    for step, first, last in zip(pieces, [0, *cuts], cuts, strict=False):
+        t.pool.copy(step, out[step.start * t.page_bytes : step.stop * t.page_bytes])
+        slots[unowned[first:last]] = np.zeros((), slots.dtype)
 
 
 def _clear_ends(t: BlockPagedTensor, owned: IntArray, out: Bytes) -> None:
@@ -324,7 +332,7 @@ def _clear_ends(t: BlockPagedTensor, owned: IntArray, out: Bytes) -> None:
     if t.page_bytes % t.page_size == 0:
         slots = out.view(f"V{t.page_bytes // t.page_size}")
         slots[spans(part * t.page_size + owned[part], t.page_size - owned[part])] = np.zeros((), slots.dtype)
-    elif part.size:  # slots end inside bytes
+    elif part.size:
         pages = out.view(f"V{t.page_bytes}")
         some = pages[part].view(np.uint8)
         clear_slots(some, owned[part], t.page_size)

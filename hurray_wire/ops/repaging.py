@@ -81,7 +81,7 @@ def checked_page_size(page_size: Any) -> int:
 def _block_ids(t: BlockPagedTensor, lens: IntArray, block: int) -> tuple[IntArray, Int64Array]:
     """The blocks that hold each sequence's tokens, page * factor + part, and how many each sequence has."""
     counts = indices.live_counts(lens, block)
-    return numbered(t.block_table, t.seq_ptr, counts, t.page_size // block), counts
+    return numbered(t.block_table, t.seq_ptr, counts, t.num_pages, t.page_size // block), counts
 
 
 def _split(t: BlockPagedTensor, lens: IntArray, block: int, fields: dict[str, Any]) -> BlockPagedTensor:

@@ -74,11 +74,11 @@ def scatter(t: BlockPagedTensor, pool: Any, block_table: Any, seq_ptr: Any, *, f
     _check_room(first + lens, ptr, target.shape[1])
     if not target.size or not t.total_tokens:
         return
-    moves = _moves(t, lens, _Receiver(table, ptr, first, target.shape[1]))
+    moves = _moves(t, lens, _Receiver(table, ptr, first, *target.shape[:2]))
     _check_apart(moves, len(target), target.shape[1] // moves.block)
     if np.may_share_memory(target, t.page_pool):  # of its own pool, pages could be read after they were written
         t = taken(t, *first_use(t.block_table, t.num_pages))
-        moves = _moves(t, lens, _Receiver(table, ptr, first, target.shape[1]))
+        moves = _moves(t, lens, _Receiver(table, ptr, first, *target.shape[:2]))
     _write(t, target, moves)
 
 
@@ -140,6 +140,7 @@ class _Receiver(NamedTuple):
     block_table: IntArray
     seq_ptr: Int64Array
     first: Int64Array
+    num_pages: int
     page_size: int
 
 
@@ -159,8 +160,8 @@ def _moves(t: BlockPagedTensor, lens: Int64Array, receiver: _Receiver) -> _Moves
     block = math.gcd(t.page_size, receiver.page_size, int(np.gcd.reduce(receiver.first, initial=0)))
     whole, first, rest = lens // block, receiver.first // block, lens % block
     here, there = t.page_size // block, receiver.page_size // block
-    ids = numbered(t.block_table, t.seq_ptr, whole, here)
-    to = numbered(receiver.block_table, receiver.seq_ptr, whole, there, first)
+    ids = numbered(t.block_table, t.seq_ptr, whole, t.num_pages, here)
+    to = numbered(receiver.block_table, receiver.seq_ptr, whole, receiver.num_pages, there, first)
     last = np.flatnonzero(rest)
     last_ids = nth_block(t.block_table, t.seq_ptr[last].astype(np.int64), whole[last], here)
     last_to = nth_block(receiver.block_table, receiver.seq_ptr[last], (first + whole)[last], there)

@@ -108,13 +108,18 @@ def marked(starts: Int64Array, counts: Int64Array, end: int) -> Mask:
 
 
 def numbered(
-    block_table: IntArray, seq_ptr: IntArray, counts: Int64Array, factor: int = 1, first: Int64Array | None = None
+    block_table: IntArray,
+    seq_ptr: IntArray,
+    counts: Int64Array,
+    num_pages: int,
+    factor: int = 1,
+    first: Int64Array | None = None,
 ) -> IntArray:
     """The blocks `first` to first + count of every sequence, page * factor + part, where pages have `factor` blocks."""
     starts = seq_ptr[:-1].astype(np.int64) * factor
     total, end = int(counts.sum()), block_table.size * factor
     indices.check_listable(end, "tokens")
-    blocks = in_parts(block_table, factor)
+    blocks = in_parts(block_table, num_pages, factor)
     if total == end:
         return blocks
     if first is not None:
@@ -124,9 +129,9 @@ def numbered(
     return blocks[marked(starts, counts, end)]
 
 
-def in_parts(block_table: IntArray, factor: int) -> IntArray:
+def in_parts(block_table: IntArray, num_pages: int, factor: int) -> IntArray:
     """Every part of every page of a table, page * factor + part; of pages of one part the table's own memory."""
-    end = (indices.largest(block_table) + 1) * factor
+    end = num_pages * factor
     if factor == 1:
         return signed(block_table, end)
     pages = block_table.astype(narrow(end))
@@ -153,7 +158,7 @@ def owned_slots(
     owned = np.zeros(num_pages, np.min_scalar_type(page_size))
     part = np.flatnonzero(rest)
     np.maximum.at(owned, block_table[seq_ptr[part].astype(np.int64) + whole[part]], rest[part].astype(owned.dtype))
-    pages = numbered(block_table, seq_ptr, whole)
+    pages = numbered(block_table, seq_ptr, whole, num_pages)
     for step in steps(pages.size):
         owned[pages[step]] = page_size  # whole pages, nearly all, need no comparing
     return owned
