@@ -133,7 +133,7 @@ def test_first_use_of_few_pages_in_a_large_pool() -> None:
 @pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
 @pytest.mark.parametrize("pages", [3, 50_000, 150_000, 1_000_000])
 def test_first_use_over_many_entries(pages: int, dtype: type) -> None:
-    table = np.random.default_rng(pages).integers(0, pages, 200_000).astype(dtype)
+    table: Any = np.random.default_rng(pages).integers(0, pages, 200_000).astype(dtype)
     found, expected = spans.first_use(table, pages), indices.first_use(table)
     assert [a.tolist() for a in found] == [a.tolist() for a in expected]
     assert found[1].dtype == table.dtype
