@@ -65,12 +65,16 @@ def _values(
         np.copyto(result, stored, casting="unsafe")
         return result
     assert not isinstance(quantization, NF4 | MXFP)
+    assert dtype.numpy is not None
     if isinstance(quantization, PerTensorAffine):
         scale: Any = np.float32(quantization.scale)
         zero: Any = quantization.zero_point
     else:
         scale, zero = _entries(quantization, scales, zero_points, dtype, places)
-    if not (zero if isinstance(zero, int) else np.any(zero)):
+    plain = not (zero if isinstance(zero, int) else np.any(zero))
+    if plain and np.ndim(scale) == 0 and dtype.numpy.isbuiltin == 1:  # the same roundings, in one pass
+        return np.multiply(stored, scale, out=result, dtype=np.float32, casting="unsafe")
+    if plain:
         np.copyto(result, stored, casting="unsafe")
     elif dtype.bit_width <= 16:  # both sides and their difference are exact in float32
         np.copyto(result, stored, casting="unsafe")

@@ -10,9 +10,9 @@ import pytest
 from batches import float_block, packed_example, tokens, unknown_lens, unsound, worked_example
 
 import hurray_wire as hw
-from hurray_wire import ops
+from hurray_wire import indices, ops
 from hurray_wire.errors import Code
-from hurray_wire.ops import spans
+from hurray_wire.ops import blocks, spans
 
 # What every operation refuses.
 
@@ -130,6 +130,61 @@ def test_first_use_of_few_pages_in_a_large_pool() -> None:
         assert ids.size == 2
 
 
+@pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
+@pytest.mark.parametrize("pages", [3, 50_000, 150_000, 1_000_000])
+def test_first_use_over_many_entries(pages: int, dtype: type) -> None:
+    table: Any = np.random.default_rng(pages).integers(0, pages, 200_000).astype(dtype)
+    found, expected = spans.first_use(table, pages), indices.first_use(table)
+    assert [a.tolist() for a in found] == [a.tolist() for a in expected]
+    assert found[1].dtype == table.dtype
+
+
+def test_spans_over_many_entries() -> None:
+    starts, counts = np.array([5, 0, 10**10, 7]), np.array([70_000, 0, 70_000, 1])
+    expected = np.concatenate([np.arange(a, a + n) for a, n in zip(starts, counts, strict=True)])
+    assert (spans.spans(starts, counts) == expected).all()
+
+
+@pytest.mark.parametrize("share", [0.2, 0.9])
+def test_marked_ranges(share: float) -> None:
+    held = np.random.default_rng(4).random(1000) < share
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], held, [0]))))
+    assert (spans.marked(edges[::2], edges[1::2] - edges[::2], 1000) == held).all()
+
+
+@pytest.mark.parametrize("end", [1 << 31, (1 << 31) + 1])
+@pytest.mark.parametrize("dtype", ["<u4", "<u8", ">u4", "i2", "i8"])
+def test_signed_ids(dtype: str, end: int) -> None:
+    ids = spans.signed(np.array([0, 5, 32767], dtype), end)
+    assert ids.tolist() == [0, 5, 32767]
+    assert ids.dtype.kind == "i"
+    assert ids.itemsize == (4 if end <= 1 << 31 else 8)
+
+
+@pytest.mark.parametrize("large", [1, 64, 1 << 14])
+@pytest.mark.parametrize("order", ["neighbours", "ascending", "any", "sparse", "repeated"])
+def test_blocks_move(order: str, large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "LARGE_BYTES", large)
+    monkeypatch.setattr(blocks, "_RELEASED_BYTES", 100)
+    monkeypatch.setattr(blocks, "_STEP_ENTRIES", 7)
+    rng = np.random.default_rng(6)
+    ids = {
+        "neighbours": np.arange(3, 40),
+        "ascending": np.flatnonzero(rng.random(60) < 0.8),
+        "any": rng.permutation(60)[:50],
+        "sparse": rng.permutation(60)[:9],
+        "repeated": rng.integers(0, 60, 70),
+    }[order]
+    pool = rng.integers(0, 256, (60, 1, 1, 8), np.uint8)
+    for to in (np.arange(5, 5 + ids.size), rng.permutation(90)[: ids.size]):
+        target = rng.integers(0, 256, (90, 1, 1, 8), np.uint8)
+        expected = target.copy()
+        expected[to] = pool[ids]
+        kind = np.int32 if large == 1 else np.int64
+        blocks.move(blocks.Blocks(pool, 1, 8), ids.astype(kind), blocks.Blocks(target, 1, 8), to.astype(kind))
+        assert (target == expected).all()
+
+
 @pytest.mark.parametrize("rounds", [0, 1, 8])
 def test_distinct_rows(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spans, "_ROUNDS", rounds)
@@ -141,7 +196,7 @@ def test_distinct_rows(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: dict[tuple[int, ...], int] = {}
         expected = [seen.setdefault(tuple(row), len(seen)) for row in rows.tolist()]
         assert ranks.tolist() == expected
-        assert rows[firsts].tolist() == [list(row) for row in seen]
+        assert (rows if firsts is None else rows[firsts]).tolist() == [list(row) for row in seen]
 
 
 def test_results_are_aligned_and_writable() -> None:

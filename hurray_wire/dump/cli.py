@@ -8,16 +8,19 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TextIO
 
 SOUND, UNSOUND, TROUBLE = 0, 1, 2
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, interrupts: AbstractContextManager[None] | None = None) -> int:
     """Run `hurray-dump`; gives the exit status.
 
     Args:
         argv: the arguments, without the program's name; None for the process's own.
+        interrupts: entered when everything is imported and files are about to be read: from then on Ctrl-C may raise
+            KeyboardInterrupt, which is caught here.
 
     Example:
         >>> main(["--diff", "only-one-file"])
@@ -28,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return TROUBLE
     run = _Run()
     try:
-        run.start(argv)
+        run.start(argv, nullcontext() if interrupts is None else interrupts)
         sys.stdout.flush()
     except BrokenPipeError:  # whoever read us has seen enough
         _silence(sys.stdout)
@@ -52,7 +55,7 @@ class _Run:
     def __init__(self) -> None:
         self.status = SOUND
 
-    def start(self, argv: Sequence[str] | None) -> None:
+    def start(self, argv: Sequence[str] | None, interrupts: AbstractContextManager[None]) -> None:
         """Parse and do as told."""
         from hurray_wire.dump.arguments import UsageError, parsed
 
@@ -73,7 +76,8 @@ class _Run:
 
         session = Session(options)
         try:
-            session.run()
+            with interrupts:
+                session.run()
         finally:
             self.status = session.status
 

@@ -12,18 +12,26 @@ import numpy as np
 import numpy.typing as npt
 
 from hurray_wire.arrays import Bytes, raw_view
-from hurray_wire.indices import Int64Array, IntArray
-from hurray_wire.pages import is_little
+from hurray_wire.indices import IntArray
+from hurray_wire.ops.spans import steps
+from hurray_wire.pages import PagePool, is_little
 from hurray_wire.tensor import BlockPagedTensor
 
 Array = npt.NDArray[Any]
 
+_STEP_ENTRIES = 1 << 16
+"""Indices that NumPy takes at a time: it makes 64-bit ones of them first, which stay in the cache then."""
 _STEP_BYTES = 1 << 18
 """Blocks that pass through memory of our own pass through the second-level cache."""
 _NEARLY_ALL = 1.5
 """How many blocks a stretch of the source may have for each that is asked for, to be read as a whole."""
 LARGE_BYTES = 1 << 14
-"""Blocks from this size on are copied one by one: a step of the loop costs a tenth of the copy, and saves a second."""
+"""Pieces from this size on are copied one by one: a step of the loop costs a tenth of the copy, and saves a second."""
+PIECE_BYTES = 1 << 20
+"""What is copied at a time into memory that was never touched: the system zeroes that memory first, by as much as a
+few MiB, and the cache still has it then. One copy of everything would write past the cache, and take a tenth longer."""
+_RELEASED_BYTES = 1 << 20
+"""Pieces from this size on are copied by NumPy, which lets other threads go on meanwhile."""
 
 
 class Blocks:
@@ -67,28 +75,28 @@ class Blocks:
     def places(self, ids: IntArray) -> IntArray:
         """Blocks in terms of `rows`."""
         if self.rows is None or self.per_page == self.factor:
-            return ids.astype(np.int64, copy=False)
-        return ids.astype(np.int64) // self.factor * self.per_page + ids.astype(np.int64) % self.factor
+            return ids
+        wide = ids.astype(np.int64)
+        return wide // self.factor * self.per_page + wide % self.factor
 
     def copy(self, ids: IntArray, out: Bytes) -> None:
         """Copy blocks into contiguous `out`."""
         places = self.places(ids)
-        step = max(1, ids.size) if self.rows is not None else self.step
-        for at in range(0, ids.size, step):
-            self.read(places[at : at + step], out, at)
+        for step in steps(ids.size, _STEP_ENTRIES if self.rows is not None else self.step):
+            self.read(places[step], out, step.start)
 
-    def read(self, places: Int64Array, out: Bytes, at: int = 0) -> None:
+    def read(self, places: IntArray, out: Bytes, at: int = 0) -> None:
         """Copy the blocks at `places` behind the first `at` of `out`."""
         target = out[at * self.size : (at + places.size) * self.size]
         if self.rows is not None:
             # mode="clip" writes straight into `out`; ids were checked when the tensor was made.
-            np.take(self.rows, places, out=target.view(self.rows.dtype), mode="clip")
+            self.rows.take(places, out=target.view(self.rows.dtype), mode="clip")
             return
         parts = self.parts
         typed = target.view(parts.dtype.newbyteorder("<")).reshape(places.size, *parts.shape[2:])
         typed[...] = parts[places // self.factor, places % self.factor]
 
-    def write(self, places: Int64Array, blocks: Bytes) -> None:
+    def write(self, places: IntArray, blocks: Bytes) -> None:
         """Write contiguous `blocks` to `places`."""
         if self.rows is not None:
             self.rows[places] = blocks.view(self.rows.dtype)
@@ -101,6 +109,13 @@ class Blocks:
 def blocks_of(t: BlockPagedTensor, factor: int) -> Blocks:
     """A tensor's pool in blocks of page_size / factor tokens, which are whole bytes, and not none."""
     return Blocks(t.page_pool, factor, t.page_bytes // factor)
+
+
+def copy_fresh(pool: PagePool, out: Bytes) -> None:
+    """Copy a pool of whole pages into memory that was never touched."""
+    size = pool.page_bytes
+    for step in steps(pool.num_pages if size else 0, max(1, PIECE_BYTES // max(1, size))):
+        pool.copy(step, out[step.start * size : step.stop * size])
 
 
 def cut(pool: Array, factor: int) -> Array | None:
@@ -116,36 +131,68 @@ def move(source: Blocks, ids: IntArray, target: Blocks, to: IntArray) -> None:
     ids, to = source.places(ids), target.places(to)
     if source.rows is None or target.rows is None:
         _by_way_of_cache(source, ids, to, target)
-    elif consecutive(ids):
-        target.rows[to] = source.rows[ids[0] : ids[0] + ids.size]
+        return
+    for some, places in _in_source_order(ids, to):
+        for step in steps(some.size, _STEP_ENTRIES):
+            _move_some(source, some[step], target, places[step])
+
+
+def _in_source_order(ids: IntArray, to: IntArray) -> list[tuple[IntArray, IntArray]]:
+    """What goes where, ascending where that takes no sorting; apart from it the blocks that go to one more place."""
+    low, high = int(ids.min()), int(ids.max())
+    if high - low >= _NEARLY_ALL * ids.size or bool((ids[1:] >= ids[:-1]).all()):
+        return [(ids, to)]
+    places = np.full(high - low + 1, -1, to.dtype)
+    places[ids - low] = to
+    named = np.flatnonzero(places >= 0)
+    left = np.flatnonzero(places[ids - low] != to)
+    return [(named + low, places[named]), (ids[left], to[left])]
+
+
+def _move_some(source: Blocks, ids: IntArray, target: Blocks, to: IntArray) -> None:
+    """Copy blocks in pieces of memory where these are large, else by NumPy's indices, where one side needs none."""
+    assert source.rows is not None
+    assert target.rows is not None
+    apart = (ids[1:] != ids[:-1] + 1) | (to[1:] != to[:-1] + 1)
+    low, high = int(ids.min()), int(ids.max())
+    if source.size * ids.size >= LARGE_BYTES * (1 + int(np.count_nonzero(apart))):
+        _in_pieces(source, ids, target, to, np.concatenate(([0], np.flatnonzero(apart) + 1, [ids.size])))
     elif consecutive(to):
-        np.take(source.rows, ids, out=target.rows[to[0] : to[0] + to.size], mode="clip")
-    elif source.size >= LARGE_BYTES:
-        rows, places = (memoryview(rows.view(np.uint8)) for rows in (source.rows, target.rows))
-        n = source.size
-        for i, j in zip((ids * n).tolist(), (to * n).tolist(), strict=True):
-            places[j : j + n] = rows[i : i + n]
+        source.rows.take(ids, out=target.rows[to[0] : int(to[0]) + to.size], mode="clip")
+    elif high - low < _NEARLY_ALL * ids.size:
+        _in_one_sweep(source, ids, target, to, low, high - low + 1)
     else:
-        low, high = int(ids.min()), int(ids.max())
-        if high - low < _NEARLY_ALL * ids.size:
-            _in_one_sweep(source, ids, target, to, low, high - low + 1)
-        else:
-            _by_way_of_cache(source, ids, to, target)
+        _by_way_of_cache(source, ids, to, target)
 
 
-def consecutive(ids: Int64Array) -> bool:
+def consecutive(ids: IntArray) -> bool:
     """Whether the ids are neighbours, each one more than the one before."""
     return int(ids[-1]) - int(ids[0]) == ids.size - 1 and bool((ids[1:] > ids[:-1]).all())
 
 
-def _in_one_sweep(source: Blocks, ids: Int64Array, target: Blocks, to: Int64Array, low: int, reach: int) -> None:
+def _in_pieces(source: Blocks, ids: IntArray, target: Blocks, to: IntArray, cuts: IntArray) -> None:
+    """Copy runs of blocks that are neighbours on both sides: large enough for a step of a loop."""
+    assert source.rows is not None
+    assert target.rows is not None
+    sides: list[Any] = [rows.view(np.uint8) for rows in (source.rows, target.rows)]
+    size = source.size
+    if size * ids.size < _RELEASED_BYTES * (cuts.size - 1):
+        sides = [memoryview(side) for side in sides]
+    rows, places = sides
+    firsts = cuts[:-1]
+    starts = ((ends[firsts].astype(np.int64) * size).tolist() for ends in (ids, to))
+    for i, j, n in zip(*starts, ((cuts[1:] - firsts) * size).tolist(), strict=True):
+        places[j : j + n] = rows[i : i + n]
+
+
+def _in_one_sweep(source: Blocks, ids: IntArray, target: Blocks, to: IntArray, low: int, reach: int) -> None:
     """Copy nearly every block of a stretch of the source, which is read once from end to end.
 
     Blocks that nobody asked for go where the first one belongs, which is written last: no other place is touched.
     """
     assert source.rows is not None
     assert target.rows is not None
-    places = np.full(reach, to[0])
+    places = np.full(reach, to[0], np.intp)
     places[ids - low] = to
     left = np.flatnonzero(places[ids - low] != to)  # blocks that go to several places
     try:
@@ -156,12 +203,12 @@ def _in_one_sweep(source: Blocks, ids: Int64Array, target: Blocks, to: Int64Arra
         target.rows[to[0]] = source.rows[ids[0]]
 
 
-def _by_way_of_cache(source: Blocks, ids: Int64Array, to: Int64Array, target: Blocks) -> None:
+def _by_way_of_cache(source: Blocks, ids: IntArray, to: IntArray, target: Blocks) -> None:
     own = np.empty(min(source.step, ids.size) * source.size, np.uint8)
-    for at in range(0, ids.size, source.step):
-        some, places = ids[at : at + source.step], to[at : at + source.step]
+    for step in steps(ids.size, source.step):
+        some, places = ids[step], to[step]
         if source.rows is not None and consecutive(some):
-            blocks = source.rows[some[0] : some[0] + some.size].view(np.uint8)
+            blocks = source.rows[some[0] : int(some[0]) + some.size].view(np.uint8)
         else:
             blocks = own[: some.size * source.size]
             source.read(some, blocks)

@@ -9,10 +9,11 @@ import numpy.typing as npt
 
 from hurray_wire.dequantization import to_float32
 from hurray_wire.dtypes import Dtype
-from hurray_wire.indices import Int64Array
+from hurray_wire.indices import IntArray
 from hurray_wire.ops.chunks import chunks, clear, owned_or_named, stored
 from hurray_wire.ops.derived import derived, fresh, no_float_blocks, whole_pages
 from hurray_wire.ops.float8 import LARGEST, widen
+from hurray_wire.ops.spans import slots_of
 from hurray_wire.quantization import PerBlockAffine
 from hurray_wire.tensor import BlockPagedTensor
 
@@ -65,11 +66,11 @@ def dequantize(t: BlockPagedTensor) -> BlockPagedTensor:
 class _Constants:
     """Scales and zero points by pages, all of them judged before the first page is touched."""
 
-    def __init__(self, t: BlockPagedTensor, owned: Int64Array) -> None:
+    def __init__(self, t: BlockPagedTensor, owned: IntArray) -> None:
         self._page_size = t.page_size if isinstance(t.quantization, PerBlockAffine) else 0
         self._arrays = (t.scales, t.zero_points)
         if self._page_size:  # those of slots that no token owns may be anything, and are replaced by lawful ones
-            valid = np.arange(t.page_size) < owned[:, None]
+            valid = slots_of(owned, t.page_size)
             fills = zip(self._arrays, (1, 0), strict=True)
             scales, zeros = (None if a is None else np.where(valid, a, a.dtype.type(n)).reshape(-1) for a, n in fills)
             self._arrays = (scales, zeros)

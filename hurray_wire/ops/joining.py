@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from hurray_wire.errors import Difference, MismatchError
-from hurray_wire.indices import Int64Array, IntArray
+from hurray_wire.indices import IntArray
 from hurray_wire.ops import derived as d
-from hurray_wire.ops.blocks import LARGE_BYTES, Blocks
+from hurray_wire.ops.blocks import LARGE_BYTES, PIECE_BYTES, Blocks
 from hurray_wire.ops.derived import Array, fresh, per_slot, whole_pages
-from hurray_wire.ops.spans import distinct_rows, owned_slots
+from hurray_wire.ops.spans import distinct_rows, narrow, owned_slots, slots_of, steps
 from hurray_wire.tensor import BlockPagedTensor
 
 _AXES = {2: 1, 3: 2}
@@ -63,30 +63,36 @@ def joined(tensors: Sequence[BlockPagedTensor], axis: int) -> dict[str, Any]:
     return {"page_pool": pool, **sizes, **tables, **_scales(tensors, axis, pages, table)}
 
 
-def _common_pages(tensors: Sequence[BlockPagedTensor]) -> tuple[Int64Array | None, IntArray]:
+def _common_pages(tensors: Sequence[BlockPagedTensor]) -> tuple[IntArray | None, IntArray]:
     """None where all tables are the same; else the page of each tensor for every new page, and the table over them."""
     first = tensors[0]
     same = (np.array_equal(t.block_table, first.block_table) and t.num_pages == first.num_pages for t in tensors)
     if all(same):
         return None, first.block_table
-    rows = np.stack([t.block_table.astype(np.int64) for t in tensors], axis=1)
+    kind = narrow(max(t.num_pages for t in tensors))
+    rows = np.empty((first.block_table.size, len(tensors)), kind)
+    for i, t in enumerate(tensors):
+        rows[:, i] = t.block_table
     firsts, table = distinct_rows(rows, first.num_pages)
-    return rows[firsts], table
+    return (rows if firsts is None else rows[firsts]), table
 
 
-def _put(pools: Sequence[Array], axis: int, pages: Int64Array | None, target: Array) -> None:
-    at = 0
-    for i, pool in enumerate(pools):
-        width = pool.shape[axis]
-        place = (slice(None),) * (axis - 1) + (slice(at, at + width),)
-        at += width
-        if pages is None:
-            target[(slice(None), *place)] = pool
-            continue
-        _put_pages(pool, pages[:, i], target[(slice(None), *place)])
+def _put(pools: Sequence[Array], axis: int, pages: IntArray | None, target: Array) -> None:
+    """Copy the sides, a piece of the target at a time: what one side leaves free, the next finds in the cache."""
+    page_bytes = math.prod(target.shape[1:]) * target.itemsize
+    for step in steps(len(target), max(1, PIECE_BYTES // max(1, page_bytes))):
+        at = 0
+        for i, pool in enumerate(pools):
+            width = pool.shape[axis]
+            place = target[(step, *[slice(None)] * (axis - 1), slice(at, at + width))]
+            at += width
+            if pages is None:
+                place[...] = pool[step]
+            else:
+                _put_pages(pool, pages[step, i], place)
 
 
-def _put_pages(pool: Array, ids: Int64Array, target: Array) -> None:
+def _put_pages(pool: Array, ids: IntArray, target: Array) -> None:
     size = math.prod(pool.shape[1:]) * pool.itemsize
     if not size or not ids.size:
         return
@@ -96,15 +102,14 @@ def _put_pages(pool: Array, ids: Int64Array, target: Array) -> None:
         return
     source = Blocks(pool, 1, size)
     own = np.empty(min(source.step, ids.size) * size, np.uint8)
-    for at in range(0, ids.size, source.step):
-        some = ids[at : at + source.step]
-        pages = own[: some.size * size]
-        source.copy(some, pages)
-        target[at : at + some.size] = pages.view(pool.dtype.newbyteorder("<")).reshape(some.size, *pool.shape[1:])
+    for step in steps(ids.size, source.step):
+        pages = own[: (step.stop - step.start) * size]
+        source.copy(ids[step], pages)
+        target[step] = pages.view(pool.dtype.newbyteorder("<")).reshape(-1, *pool.shape[1:])
 
 
 def _scales(
-    tensors: Sequence[BlockPagedTensor], axis: int, pages: Int64Array | None, table: IntArray
+    tensors: Sequence[BlockPagedTensor], axis: int, pages: IntArray | None, table: IntArray
 ) -> dict[str, Array]:
     """The scales and zero points that the joined tensor has: beside one another, or the same on every side."""
     first = tensors[0]
@@ -131,5 +136,4 @@ def _used(t: BlockPagedTensor, table: IntArray, num_pages: int) -> Array:
     """Which slots hold tokens, `[pages, page_size]`; all of them where seq_lens are not known."""
     if t.seq_lens is None:
         return np.ones((num_pages, t.page_size), np.bool_)
-    owned = owned_slots(table, t.seq_ptr, t.seq_lens, t.page_size, num_pages)
-    return np.arange(t.page_size) < owned[:, None]
+    return slots_of(owned_slots(table, t.seq_ptr, t.seq_lens, t.page_size, num_pages), t.page_size)

@@ -12,9 +12,9 @@ from hurray_wire.arrays import Bytes, address, frozen
 from hurray_wire.errors import Difference, MismatchError
 from hurray_wire.indices import Int64Array, IntArray, starts_of
 from hurray_wire.ops import derived as d
-from hurray_wire.ops.blocks import Blocks, blocks_of, move
+from hurray_wire.ops.blocks import PIECE_BYTES, Blocks, blocks_of, copy_fresh, move
 from hurray_wire.ops.derived import Array, derived, fresh, per_slot, selected, united, whole_pages
-from hurray_wire.ops.spans import at_most, first_use, given, one_a_sequence, owned_slots, spans
+from hurray_wire.ops.spans import at_most, first_use, given, one_a_sequence, owned_slots, slots_of, spans, steps
 from hurray_wire.payload import clear_slots, resized
 from hurray_wire.tensor import BlockPagedTensor
 
@@ -146,9 +146,9 @@ def concat(tensors: Iterable[BlockPagedTensor]) -> BlockPagedTensor:
     if len(parts) == 1:
         return parts[0]
     pools, which = _distinct_pools(parts)
-    joined = {} if len(pools) == 1 else _joined_pools(pools)
+    raw, joined = (None, {}) if len(pools) == 1 else _joined_pools(pools)
     known = all(t.seq_lens is not None for t in parts)
-    return derived(
+    made = derived(
         parts[0],
         **joined,
         block_table=_shifted([t.block_table for t in parts], [pool.num_pages for pool in pools], which),
@@ -159,6 +159,11 @@ def concat(tensors: Iterable[BlockPagedTensor]) -> BlockPagedTensor:
         metadata=_joined_metadata(parts),
         statistics=None,
     )
+    if raw is not None:  # tables first, while the cache still has them
+        ends = starts_of(np.array([t.num_pages * t.page_bytes for t in pools])).tolist()
+        for t, start, stop in zip(pools, ends[:-1], ends[1:], strict=True):
+            copy_fresh(t.pool, raw[start:stop])
+    return made
 
 
 _CONSTANTS = ("scales", "zero_points")
@@ -177,18 +182,14 @@ def _memory(array: Array | None) -> Any:
     return address(array), array.shape, array.strides, array.dtype
 
 
-def _joined_pools(pools: Sequence[BlockPagedTensor]) -> dict[str, Array]:
+def _joined_pools(pools: Sequence[BlockPagedTensor]) -> tuple[Bytes, dict[str, Array]]:
+    """Memory for the pools behind one another, and the fields of their tensor."""
     first = pools[0]
     d.no_float_blocks(first, "joining pools")
     shape = (sum(t.num_pages for t in pools), first.page_size, first.num_heads, first.head_dim)
     raw, pool = fresh(shape, first.dtype, first.descriptor.bit_width)
-    at = 0
-    for t in pools:
-        size = t.num_pages * t.page_bytes
-        t.pool.copy(slice(0, t.num_pages), raw[at : at + size])
-        at += size
     arrays = {name: np.concatenate([per_slot(t)[name] for t in pools]) for name in per_slot(first)}
-    return {"page_pool": pool, **arrays}
+    return raw, {"page_pool": pool, **arrays}
 
 
 def _shifted(tables: Sequence[IntArray], sizes: Sequence[int], which: Sequence[int] | None = None) -> IntArray:
@@ -199,7 +200,7 @@ def _shifted(tables: Sequence[IntArray], sizes: Sequence[int], which: Sequence[i
     for i, table in enumerate(tables):
         start = starts[i if which is None else which[i]]
         kind = np.dtype(np.uint64) if wide else table.dtype
-        moved.append(table.astype(kind) + kind.type(start) if start or wide else table)
+        moved.append(np.add(table, kind.type(start), dtype=kind) if start or wide else table)
     return np.concatenate(moved)
 
 
@@ -288,31 +289,51 @@ def scrub(t: BlockPagedTensor) -> BlockPagedTensor:
     owned = owned_slots(t.block_table, t.seq_ptr, lens, t.page_size, t.num_pages)
     if (owned == t.page_size).all():
         return t
-    few = np.count_nonzero(owned) < _MOST * t.num_pages
+    few = bool(np.count_nonzero(owned) < _MOST * t.num_pages)
     shape = (t.num_pages, t.page_size, t.num_heads, t.head_dim)
-    raw, pool = fresh(shape, t.dtype, t.descriptor.bit_width, zeroed=bool(few))
-    if raw.size:
-        _copy_owned(t, owned, raw, bool(few))
-    mask = np.arange(t.page_size) < owned[:, None]
-    arrays = {name: np.where(mask, a, a.dtype.type(0)) for name, a in per_slot(t).items()}
-    return derived(t, page_pool=pool, **arrays)
+    raw, pool = fresh(shape, t.dtype, t.descriptor.bit_width, zeroed=few)
+    entries = per_slot(t)
+    arrays = {name: np.where(slots_of(owned, t.page_size), a, a.dtype.type(0)) for name, a in entries.items()}
+    made = derived(t, page_pool=pool, **arrays)
+    if raw.size:  # tables first, while the cache still has them
+        (_copy_named if few else _copy_all)(t, owned, raw)
+    return made
 
 
-def _copy_owned(t: BlockPagedTensor, owned: Int64Array, out: Bytes, zeroed: bool) -> None:
-    """The pool's pages with zeros where nobody owns them: into zeros the owned ones, else all, and some cleared."""
-    pages = out.view(f"V{t.page_bytes}")
-    if zeroed:
-        ids = np.flatnonzero(owned)
-        if ids.size:
-            move(blocks_of(t, 1), ids, Blocks(out, 1, t.page_bytes), ids)
-    else:
-        t.pool.copy(slice(0, t.num_pages), out)
-        pages[np.flatnonzero(owned == 0)] = np.zeros((), pages.dtype)
+def _copy_named(t: BlockPagedTensor, owned: IntArray, out: Bytes) -> None:
+    """The pages that are owned, into zeros."""
+    ids = np.flatnonzero(owned)
+    if ids.size:
+        move(blocks_of(t, 1), ids, Blocks(out, 1, t.page_bytes), ids)
+        _clear_ends(t, owned, out)
+
+
+def _copy_all(t: BlockPagedTensor, owned: IntArray, out: Bytes) -> None:
+    """Every page, some of them cleared, a piece of the pool at a time."""
+    if t.page_bytes % t.page_size:  # slots end inside bytes
+        copy_fresh(t.pool, out)
+        pages = out.view(f"V{t.page_bytes}")
+        pages[owned == 0] = np.zeros((), pages.dtype)
+        _clear_ends(t, owned, out)
+        return
+    some = np.flatnonzero(owned < t.page_size)
+    unowned = spans(some * t.page_size + owned[some], t.page_size - owned[some])
+    slots = out.view(f"V{t.page_bytes // t.page_size}")
+    pieces = list(steps(t.num_pages, max(1, PIECE_BYTES // t.page_bytes)))
+    cuts = np.searchsorted(unowned, [step.stop * t.page_size for step in pieces]).tolist()
+    for step, first, last in zip(pieces, [0, *cuts], cuts, strict=False):
+        t.pool.copy(step, out[step.start * t.page_bytes : step.stop * t.page_bytes])
+        slots[unowned[first:last]] = np.zeros((), slots.dtype)
+
+
+def _clear_ends(t: BlockPagedTensor, owned: IntArray, out: Bytes) -> None:
+    """The slots behind the owned ones of pages that are owned in part."""
     part = np.flatnonzero((owned > 0) & (owned < t.page_size))
     if t.page_bytes % t.page_size == 0:
         slots = out.view(f"V{t.page_bytes // t.page_size}")
         slots[spans(part * t.page_size + owned[part], t.page_size - owned[part])] = np.zeros((), slots.dtype)
-    elif part.size:  # slots end inside bytes
+    elif part.size:
+        pages = out.view(f"V{t.page_bytes}")
         some = pages[part].view(np.uint8)
         clear_slots(some, owned[part], t.page_size)
         pages[part] = some.view(pages.dtype)

@@ -16,15 +16,13 @@ from hurray_wire.memory import allocated
 from hurray_wire.ops import derived as d
 from hurray_wire.ops.derived import Array
 from hurray_wire.ops.repaging import checked_page_size
-from hurray_wire.ops.spans import given, spans
+from hurray_wire.ops.spans import Mask, given, marked, steps
 from hurray_wire.pages import PagePool, is_little
 from hurray_wire.quantization import PerBlockAffine
 from hurray_wire.tensor import BlockPagedTensor
 
-_LARGE_BYTES = 1 << 14
-"""Bytes a sequence from which each is copied by itself."""
-_STEP_BYTES = 1 << 18
-"""Pages that are cut out of the tokens at a time: they pass through the second-level cache."""
+_PIECE_BYTES = 1 << 24
+"""Slots that are filled at a time, and then cleared where they hold no token: the cache still has them."""
 
 
 def paginate(tokens: Any, seq_lens: Any, page_size: int, **options: Any) -> BlockPagedTensor:
@@ -69,7 +67,8 @@ def paginate(tokens: Any, seq_lens: Any, page_size: int, **options: Any) -> Bloc
     if dtype.is_flat:
         pool = _packed(pool, dtype)
         options |= {"dtype": dtype, "page_size": size, "num_heads": array.shape[1], "head_dim": array.shape[2]}
-    return BlockPagedTensor(pool, block_table=np.arange(ptr[-1]), seq_ptr=ptr, seq_lens=lens, **options)
+    table = np.arange(ptr[-1], dtype=np.uint32 if ptr[-1] <= 1 << 32 else np.uint64)
+    return BlockPagedTensor(pool, block_table=table, seq_ptr=ptr, seq_lens=lens, **options)
 
 
 def _per_block(quantization: Any) -> bool:
@@ -83,52 +82,32 @@ def _paged(tokens: Array, lens: IntArray, ptr: Int64Array, page_size: int) -> Ar
     if pages * page_size == len(tokens):
         return tokens.reshape(shape)
     raw = allocated(math.prod(shape) * tokens.itemsize, None)
-    out = raw.view(tokens.dtype.newbyteorder("<")).reshape(shape)
     if raw.size:
-        firsts = np.arange(pages) * page_size
-        firsts += np.repeat(starts_of(lens)[:-1] - ptr[:-1] * page_size, ptr[1:] - ptr[:-1])
-        if not tokens.flags.c_contiguous or not is_little(tokens.dtype):
-            _token_by_token(tokens, firsts, page_size, raw)
-        elif raw.size >= _LARGE_BYTES * lens.size:
-            _run_by_run(raw_view(tokens), lens, ptr * (raw.size // pages), raw)
+        held = marked(ptr[:-1] * page_size, lens.astype(np.int64), pages * page_size)
+        slots = raw.view(f"V{raw.size // held.size}")
+        if tokens.flags.c_contiguous and is_little(tokens.dtype):
+            _filled(slots, held, raw_view(tokens).view(slots.dtype))
         else:
-            _cut_out(raw_view(tokens), len(tokens), firsts, page_size, raw)
-        slots = raw.view(f"V{raw.size // (pages * page_size)}")
-        ends = ptr[:-1] * page_size + lens.astype(np.int64)
-        slots[spans(ends, ptr[1:] * page_size - ends)] = np.zeros((), slots.dtype)  # another sequence's tokens
-    return out
+            _token_by_token(tokens, held, raw)
+            slots[~held] = np.zeros((), slots.dtype)
+    return raw.view(tokens.dtype.newbyteorder("<")).reshape(shape)
 
 
-def _run_by_run(tokens: Bytes, lens: IntArray, places: Int64Array, out: Bytes) -> None:
-    """Sequences so long that a step of the loop costs next to nothing beside their copy."""
-    token = tokens.size // int(lens.sum())
-    runs = starts_of(lens) * token
-    source, target = memoryview(tokens), memoryview(out)
-    for at, start, stop in zip(places[:-1].tolist(), runs[:-1].tolist(), runs[1:].tolist(), strict=True):
-        target[at : at + stop - start] = source[start:stop]
+def _filled(slots: Array, held: Mask, tokens: Array) -> None:
+    """Tokens in order into the slots that hold some, zeros into the others: NumPy copies by runs of the mask."""
+    at = 0
+    nothing = np.zeros((), slots.dtype)
+    for step in steps(slots.size, max(1, _PIECE_BYTES // slots.itemsize)):
+        some, piece = held[step], slots[step]
+        count = int(np.count_nonzero(some))
+        piece[some] = tokens[at : at + count]
+        piece[~some] = nothing
+        at += count
 
 
-def _cut_out(tokens: Bytes, count: int, firsts: Int64Array, page_size: int, out: Bytes) -> None:
-    """Pages that begin at ascending tokens, each a piece of the tokens' memory: the last ones run over its end."""
-    token = tokens.size // count
-    page = token * page_size
-    whole = int(np.searchsorted(firsts, count - page_size, side="right"))
-    if whole:
-        pieces = np.lib.stride_tricks.as_strided(tokens, (count - page_size + 1, page), (token, 1), writeable=False)
-        windows = pieces.view(f"V{page}").reshape(-1)
-        pages = out.view(windows.dtype)
-        step = max(1, _STEP_BYTES // page)
-        for at in range(0, whole, step):
-            stop = min(at + step, whole)
-            pages[at:stop] = windows[firsts[at:stop]]
-    for i in range(whole, firsts.size):  # no more than a page has tokens
-        rest = tokens[int(firsts[i]) * token :]
-        out[i * page : i * page + rest.size] = rest
-
-
-def _token_by_token(tokens: Array, firsts: Int64Array, page_size: int, out: Bytes) -> None:
-    source = (firsts[:, None] + np.arange(page_size)).reshape(-1)
-    np.minimum(source, len(tokens) - 1, out=source)
+def _token_by_token(tokens: Array, held: Mask, out: Bytes) -> None:
+    source = np.cumsum(held) - 1
+    np.maximum(source, 0, out=source)
     single = tokens.reshape(len(tokens), 1, *(tokens.shape[1:] or (1, 1)))  # pages of one token
     PagePool(single, len(tokens), out.size // source.size).copy(source, out)
 

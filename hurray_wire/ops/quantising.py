@@ -13,12 +13,13 @@ import numpy.typing as npt
 
 from hurray_wire.dtypes import Dtype, pack
 from hurray_wire.errors import Code, InvalidDescriptorError, UnsupportedError, violations_error
-from hurray_wire.indices import Int64Array
+from hurray_wire.indices import IntArray
 from hurray_wire.ops import derived as d
-from hurray_wire.ops.chunks import Mask, chunks, clear, owned_or_named, stored
+from hurray_wire.ops.chunks import chunks, clear, owned_or_named, stored
 from hurray_wire.ops.dequantising import dequantize
 from hurray_wire.ops.derived import Array, derived, fresh, whole_pages
 from hurray_wire.ops.float8 import LARGEST, narrow, widen
+from hurray_wire.ops.spans import Mask
 from hurray_wire.quantization import MXFP, NF4, PerBlockAffine, PerChannelAffine, PerTensorAffine, Quantization
 from hurray_wire.rules import ZERO_POINT_RANGES, check_scheme_fit, check_storage
 from hurray_wire.tensor import BlockPagedTensor
@@ -139,7 +140,7 @@ def _range(dtype: Dtype, zeros: bool) -> tuple[float, float]:
     return (least, most) if zeros else (-most, most)
 
 
-def _values(t: BlockPagedTensor, owned: Int64Array) -> Iterator[tuple[slice, Mask | None, Float32]]:
+def _values(t: BlockPagedTensor, owned: IntArray) -> Iterator[tuple[slice, Mask | None, Float32]]:
     """The values of some pages at a time, `[slots, num_heads * head_dim]`, zero where no token is: one array reused."""
     width = t.num_heads * t.head_dim
     own = np.empty(0, np.float32)
@@ -154,7 +155,7 @@ def _values(t: BlockPagedTensor, owned: Int64Array) -> Iterator[tuple[slice, Mas
         yield pages, valid, values
 
 
-def _store_by_slot(t: BlockPagedTensor, owned: Int64Array, target: _Target, raw: Array) -> tuple[Array, Array]:
+def _store_by_slot(t: BlockPagedTensor, owned: IntArray, target: _Target, raw: Array) -> tuple[Array, Array]:
     """Stored elements of every page into `raw`; a scale and a zero point for each slot, found page by page."""
     scales = np.ones((t.num_pages, t.page_size), target.scale_type)
     zeros = np.zeros((t.num_pages, t.page_size), np.int32)
@@ -174,7 +175,7 @@ def _store_by_slot(t: BlockPagedTensor, owned: Int64Array, target: _Target, raw:
     return scales, zeros
 
 
-def _store_alike(t: BlockPagedTensor, owned: Int64Array, target: _Target, raw: Array) -> tuple[Array, Array]:
+def _store_alike(t: BlockPagedTensor, owned: IntArray, target: _Target, raw: Array) -> tuple[Array, Array]:
     """Stored elements of every page into `raw`; the constants that all pages share, found beforehand."""
     scale, zero = _constants(target, *_limits(t, owned, target.scheme))
     divisor, shift = (_spread(a.astype(np.float32), t, target.scheme) for a in (scale, zero))
@@ -192,7 +193,7 @@ def _place(raw: Array, pages: slice, num_pages: int) -> Array:
     return raw[pages.start * page : pages.stop * page]
 
 
-def _limits(t: BlockPagedTensor, owned: Int64Array, scheme: Quantization) -> tuple[Float32, Float32]:
+def _limits(t: BlockPagedTensor, owned: IntArray, scheme: Quantization) -> tuple[Float32, Float32]:
     """The least and greatest value, zero included, of the tensor or of each channel."""
     columns = [np.zeros(t.num_heads * t.head_dim, np.float32) for _ in range(2)]
     for _, valid, values in _values(t, owned):

@@ -15,7 +15,7 @@ from hurray_wire.ops import derived as d
 from hurray_wire.ops.blocks import blocks_of, cut
 from hurray_wire.ops.derived import derived, fresh, per_slot, whole_pages
 from hurray_wire.ops.pages import taken
-from hurray_wire.ops.spans import distinct_rows, first_use, numbered, spans
+from hurray_wire.ops.spans import distinct_rows, first_use, marked, numbered
 from hurray_wire.quantization import PerBlockAffine
 from hurray_wire.tensor import BlockPagedTensor
 
@@ -78,10 +78,10 @@ def checked_page_size(page_size: Any) -> int:
     return size
 
 
-def _block_ids(t: BlockPagedTensor, lens: IntArray, block: int) -> tuple[Int64Array, Int64Array]:
+def _block_ids(t: BlockPagedTensor, lens: IntArray, block: int) -> tuple[IntArray, Int64Array]:
     """The blocks that hold each sequence's tokens, page * factor + part, and how many each sequence has."""
     counts = indices.live_counts(lens, block)
-    return numbered(t.block_table, t.seq_ptr, counts, t.page_size // block), counts
+    return numbered(t.block_table, t.seq_ptr, counts, t.num_pages, t.page_size // block), counts
 
 
 def _split(t: BlockPagedTensor, lens: IntArray, block: int, fields: dict[str, Any]) -> BlockPagedTensor:
@@ -96,32 +96,36 @@ def _split(t: BlockPagedTensor, lens: IntArray, block: int, fields: dict[str, An
 
 def _merged(t: BlockPagedTensor, lens: IntArray, block: int, fields: dict[str, Any]) -> BlockPagedTensor:
     size = fields["page_size"]
-    parts = size // block
-    ids, counts = _block_ids(t, lens, block)
     pages = indices.live_counts(lens, size)
-    groups, padded = _grouped(ids, counts, pages, parts)
-    firsts, table = distinct_rows(groups, t.num_pages * (t.page_size // block))
-    rows = (groups if firsts.size == len(groups) else groups[firsts]).reshape(-1)
-    raw, pool = fresh((firsts.size, size, t.num_heads, t.head_dim), t.dtype, t.descriptor.bit_width)
-    empty = np.flatnonzero(rows < 0) if padded else rows[:0]
-    if padded:
-        np.maximum(rows, 0, out=rows)
-    if raw.size:
-        blocks_of(t, t.page_size // block).copy(rows, raw)
-        held = raw.view(f"V{raw.size // rows.size}")
-        held[empty] = np.zeros((), held.dtype)
+    rows, empty, table = _grouped(t, lens, block, pages, size // block)
     arrays = {name: a.reshape(-1, block)[rows] for name, a in per_slot(t).items()}
     for name, a in arrays.items():
         a[empty] = 0
         arrays[name] = a.reshape(-1, size)
-    return derived(t, page_pool=pool, block_table=table, seq_ptr=starts_of(pages), seq_lens=lens, **arrays, **fields)
+    shape = (rows.size // (size // block), size, t.num_heads, t.head_dim)
+    raw, pool = fresh(shape, t.dtype, t.descriptor.bit_width)
+    made = derived(t, page_pool=pool, block_table=table, seq_ptr=starts_of(pages), seq_lens=lens, **arrays, **fields)
+    if raw.size:  # tables first, while the cache still has them
+        blocks_of(t, t.page_size // block).copy(rows, raw)
+        held = raw.view(f"V{raw.size // rows.size}")
+        held[empty] = np.zeros((), held.dtype)
+    return made
 
 
-def _grouped(ids: Int64Array, counts: Int64Array, pages: Int64Array, parts: int) -> tuple[Int64Array, bool]:
-    """The blocks of each new page, `[new pages, parts]`; -1 behind a sequence's last, and whether there are such."""
+def _grouped(
+    t: BlockPagedTensor, lens: IntArray, block: int, pages: Int64Array, parts: int
+) -> tuple[IntArray, Int64Array, IntArray]:
+    """The blocks of the new pages in order, which of them are empty (there block 0 stands), and the table over them."""
+    ids, counts = _block_ids(t, lens, block)
     total = int(pages.sum()) * parts
-    if total == ids.size:
-        return ids.reshape(-1, parts), False
-    flat = np.full(total, -1, np.int64)
-    flat[spans(starts_of(pages)[:-1] * parts, counts)] = ids
-    return flat.reshape(-1, parts), True
+    rows, empty = ids, np.zeros(0, np.int64)
+    if total != ids.size:
+        rows = np.full(total, -1, ids.dtype)
+        rows[marked(starts_of(pages)[:-1] * parts, counts, total)] = ids
+    firsts, table = distinct_rows(rows.reshape(-1, parts), t.num_pages * (t.page_size // block))
+    if firsts is not None:
+        rows = rows.reshape(-1, parts)[firsts].reshape(-1)
+    if total != ids.size:
+        empty = np.flatnonzero(rows < 0)
+        rows[empty] = 0
+    return rows, empty, table

@@ -74,11 +74,11 @@ def scatter(t: BlockPagedTensor, pool: Any, block_table: Any, seq_ptr: Any, *, f
     _check_room(first + lens, ptr, target.shape[1])
     if not target.size or not t.total_tokens:
         return
-    moves = _moves(t, lens, _Receiver(table, ptr, first, target.shape[1]))
+    moves = _moves(t, lens, _Receiver(table, ptr, first, *target.shape[:2]))
     _check_apart(moves, len(target), target.shape[1] // moves.block)
     if np.may_share_memory(target, t.page_pool):  # of its own pool, pages could be read after they were written
         t = taken(t, *first_use(t.block_table, t.num_pages))
-        moves = _moves(t, lens, _Receiver(table, ptr, first, target.shape[1]))
+        moves = _moves(t, lens, _Receiver(table, ptr, first, *target.shape[:2]))
     _write(t, target, moves)
 
 
@@ -113,12 +113,16 @@ def _name(dtype: np.dtype[Any]) -> str:
 
 
 def _checked_tables(t: BlockPagedTensor, block_table: Any, seq_ptr: Any, num_pages: int) -> tuple[IntArray, Int64Array]:
-    # Copies, taken before they are looked at: an engine's tables go on changing.
-    table, ptr = np.array(given(block_table, "block_table")), np.array(given(seq_ptr, "seq_ptr"))
+    table, ptr = _own(block_table, "block_table"), _own(seq_ptr, "seq_ptr")
     _raise_any(indices.check_seq_ptr(ptr, table.size) + indices.check_block_table(table, num_pages))
     if ptr.size != t.num_seqs + 1:
         raise MismatchError([Difference("num_seqs", ptr.size - 1, t.num_seqs)])
     return table, ptr.astype(np.int64)
+
+
+def _own(values: Any, where: str) -> IntArray:
+    """A copy, taken before it is looked at: an engine's tables go on changing."""
+    return given(values if isinstance(values, list | tuple | range) else np.array(as_array(values)), where)
 
 
 def _check_room(ends: Int64Array, ptr: Int64Array, page_size: int) -> None:
@@ -136,6 +140,7 @@ class _Receiver(NamedTuple):
     block_table: IntArray
     seq_ptr: Int64Array
     first: Int64Array
+    num_pages: int
     page_size: int
 
 
@@ -143,8 +148,8 @@ class _Moves(NamedTuple):
     """Blocks of so many tokens and where they go, and the sequences' last blocks, of which only some tokens go."""
 
     block: int
-    ids: Int64Array
-    to: Int64Array
+    ids: IntArray
+    to: IntArray
     last_ids: Int64Array
     last_to: Int64Array
     last_tokens: Int64Array
@@ -155,8 +160,8 @@ def _moves(t: BlockPagedTensor, lens: Int64Array, receiver: _Receiver) -> _Moves
     block = math.gcd(t.page_size, receiver.page_size, int(np.gcd.reduce(receiver.first, initial=0)))
     whole, first, rest = lens // block, receiver.first // block, lens % block
     here, there = t.page_size // block, receiver.page_size // block
-    ids = numbered(t.block_table, t.seq_ptr, whole, here)
-    to = numbered(receiver.block_table, receiver.seq_ptr, whole, there, first)
+    ids = numbered(t.block_table, t.seq_ptr, whole, t.num_pages, here)
+    to = numbered(receiver.block_table, receiver.seq_ptr, whole, receiver.num_pages, there, first)
     last = np.flatnonzero(rest)
     last_ids = nth_block(t.block_table, t.seq_ptr[last].astype(np.int64), whole[last], here)
     last_to = nth_block(receiver.block_table, receiver.seq_ptr[last], (first + whole)[last], there)
@@ -184,7 +189,7 @@ def _write(t: BlockPagedTensor, pool: Array, moves: _Moves) -> None:
     _write_blocks(t, pool, 1, ids, to)
 
 
-def _write_blocks(t: BlockPagedTensor, pool: Array, block: int, ids: Int64Array, to: Int64Array) -> None:
+def _write_blocks(t: BlockPagedTensor, pool: Array, block: int, ids: IntArray, to: IntArray) -> None:
     if ids.size:
         source = blocks_of(t, t.page_size // block)
         move(source, ids, Blocks(pool, pool.shape[1] // block, source.size), to)
