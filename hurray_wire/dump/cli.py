@@ -8,19 +8,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TextIO
 
 SOUND, UNSOUND, TROUBLE = 0, 1, 2
 
 
-def main(argv: Sequence[str] | None = None, *, interrupts: AbstractContextManager[None] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run `hurray-dump`; gives the exit status.
 
     Args:
         argv: the arguments, without the program's name; None for the process's own.
-        interrupts: entered when everything is imported and files are about to be read: from then on Ctrl-C may raise
-            KeyboardInterrupt, which is caught here.
 
     Example:
         >>> main(["--diff", "only-one-file"])
@@ -31,7 +28,7 @@ def main(argv: Sequence[str] | None = None, *, interrupts: AbstractContextManage
         return TROUBLE
     run = _Run()
     try:
-        run.start(argv, nullcontext() if interrupts is None else interrupts)
+        run.start(argv)
         sys.stdout.flush()
     except BrokenPipeError:  # whoever read us has seen enough
         _silence(sys.stdout)
@@ -55,7 +52,7 @@ class _Run:
     def __init__(self) -> None:
         self.status = SOUND
 
-    def start(self, argv: Sequence[str] | None, interrupts: AbstractContextManager[None]) -> None:
+    def start(self, argv: Sequence[str] | None) -> None:
         """Parse and do as told."""
         from hurray_wire.dump.arguments import UsageError, parsed
 
@@ -76,8 +73,7 @@ class _Run:
 
         session = Session(options)
         try:
-            with interrupts:
-                session.run()
+            session.run()
         finally:
             self.status = session.status
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,6 @@ class Session:
         self.status = SOUND
         self._picture = Picture() if options.svg else None
         self._paper: Paper = self._picture.paper if self._picture is not None else paper_for(sys.stdout)
-        for name in _needed(options):  # not amid the run, where an interrupt could be raised amid an import
-            import_module(f"hurray_wire.dump.{name}")
 
     def run(self) -> None:
         """Everything that was asked for."""
@@ -82,13 +79,6 @@ class Session:
         self.status = max(self.status, status)
         if self.options.json:
             self._document("diff", facts)
-
-
-def _needed(options: argparse.Namespace) -> list[str]:
-    """The modules that this run uses and others do not."""
-    report = "difference_session" if options.diff else "json_report" if options.json else "paper_report"
-    views = {"hexview": options.hex, "pagemap": options.map, "statistics": options.stats, "extract": options.extract}
-    return [report, *(name for name, wanted in views.items() if wanted not in (None, False))]
 
 
 def os_words(error: OSError, path: str) -> str:
