@@ -236,15 +236,14 @@ def _payload_keeps(data: Bytes, offset: int, route: Route, words: Words, options
     """Whether the checksums of the payload, where `verify` asks, and the padding around it are right."""
     frame = data[offset:]
     if options.verify:
-
-        def digest(piece: Piece) -> int:
-            return xxhash.xxh3_64_intdigest(frame[piece.place])
-
-        threads = default_threads(route.payload_bytes, options.threads)
-        stated = [words.item(piece.checksum) for piece in route.payload]
-        if run_chunks(digest, route.payload, threads=threads) != stated:
+        payload, threads = route.payload, default_threads(route.payload_bytes, options.threads)
+        if threads == 1:
+            found = [xxhash.xxh3_64_intdigest(frame[place]) for _, place in payload]
+        else:
+            found = run_chunks(lambda piece: xxhash.xxh3_64_intdigest(frame[piece.place]), payload, threads=threads)
+        if found != [words.item(checksum) for checksum, _ in payload]:
             return False
-    return not any(frame[place].any() for place in route.gaps)
+    return not route.gaps or not any(frame[place].any() for place in route.gaps)
 
 
 def _scales(

@@ -115,7 +115,7 @@ def as_indices(values: Any, where: str) -> IntArray:
 
 def largest(array: IntArray) -> int:
     """The greatest entry, 0 for none. argmax reads once, and has the least overhead on short arrays."""
-    return int(array.item(array.argmax())) if array.size else 0
+    return array.item(array.argmax()) if array.size else 0
 
 
 def some(mask: npt.NDArray[np.bool_]) -> bool:

@@ -18,6 +18,7 @@ class StreamOrder:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
+        self._bounded = limits.stream_bytes is not None or limits.frames is not None
         self.open = False
         """Whether a framed stream has begun and not seen its LAST."""
         self.streams = 0
@@ -62,8 +63,9 @@ class StreamOrder:
         """Add an item to what the limits bound; both counts begin anew behind a LAST, which the bare form lacks."""
         self._bytes += item_bytes
         self._frames += 1
-        self._limits.check("stream_bytes", self._bytes, "stream")
-        self._limits.check("frames", self._frames, "stream")
+        if self._bounded:
+            self._limits.check("stream_bytes", self._bytes, "stream")
+            self._limits.check("frames", self._frames, "stream")
         if self._at_last:
             self._bytes = self._frames = 0
 

@@ -97,17 +97,15 @@ class BlockPagedTensor:
     ) -> None:
         arguments = dict(locals())
         del arguments["self"]
-        self._take(assemble(**arguments))
-
-    def _take(self, parts: Parts) -> None:
-        object.__setattr__(self, "_parts", parts)
-        object.__setattr__(self, "_pool", None)
+        _set_parts(self, assemble(**arguments))
+        _set_pool(self, None)
 
     @classmethod
     def of_parts(cls, parts: Parts) -> BlockPagedTensor:
         """A tensor of parts that have been checked: how readers and operations make one."""
-        tensor = cls.__new__(cls)
-        tensor._take(parts)
+        tensor: BlockPagedTensor = object.__new__(cls)
+        _set_parts(tensor, parts)
+        _set_pool(tensor, None)
         return tensor
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -241,7 +239,7 @@ class BlockPagedTensor:
         pool = self._pool
         if pool is None:
             pool = PagePool(self.page_pool, self.num_pages, self.page_bytes)
-            object.__setattr__(self, "_pool", pool)
+            _set_pool(self, pool)
         return pool
 
     @property
@@ -541,6 +539,9 @@ class BlockPagedTensor:
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return _unpickled, self.parts.pickled(self.pool)
+
+
+_set_parts, _set_pool = (vars(BlockPagedTensor)[slot].__set__ for slot in ("_parts", "_pool"))
 
 
 def _check_out(out: Any) -> None:

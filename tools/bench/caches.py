@@ -89,6 +89,8 @@ def compressible(name: str, nbytes: int) -> npt.NDArray[Any]:
         flat: npt.NDArray[Any] = values
     elif name == "fp16":
         flat = values.astype(np.float16)
+        noise = random_bytes(nbytes, 3).view(np.uint16)
+        flat.view(np.uint16)[:] |= noise & 7  # three more bits of the mantissa, which are noise in real caches too
     elif name == "fp8":
         flat = np.resize(values, nbytes).astype(np.float32).astype(hw.float8_e4m3.numpy)
     elif name == "int8":
@@ -103,3 +105,22 @@ def compressible(name: str, nbytes: int) -> npt.NDArray[Any]:
     per_page = 16 * 8 * 128
     whole = flat.size // per_page
     return flat[: whole * per_page].reshape(whole, 16, 8, 128)
+
+
+def entropy_ratio(pool: npt.NDArray[Any]) -> float:
+    """What coding byte by byte can reach at best: the planes' entropies, each chunk's of its own.
+
+    A plane within one percent of noise counts as noise: so much a megabyte's own distribution differs by chance.
+    """
+    width = pool.itemsize
+    flat = pool.reshape(-1).view(np.uint8)
+    chunks = [flat[i : i + (1 << 20)] for i in range(0, flat.size, 1 << 20)]
+    bits = [min(_entropy(chunk[j::width]), 8.0) for chunk in chunks for j in range(width)]
+    return 8 / float(np.mean([8.0 if plane > 7.92 else plane for plane in bits]))
+
+
+def _entropy(values: npt.NDArray[np.uint8]) -> float:
+    """Bits a byte, order 0."""
+    counts = np.bincount(values, minlength=256)
+    shares = counts[counts > 0] / values.size
+    return float(-(shares * np.log2(shares)).sum())
