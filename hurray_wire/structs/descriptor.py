@@ -248,24 +248,19 @@ def _tail_of(data: bytes, front: Record) -> tuple[Groups, str, Record | None]:
     return _tail_groups(front.buffer_count, 0, 0, 0), "quantization.length", start
 
 
-class _Plain(NamedTuple):
-    """A descriptor of front and handles alone, in one struct: what nearly all are."""
-
-    unpack: Callable[[bytes], tuple[Any, ...]]
-    handles: tuple[slice, ...]
-
-
-def _plain(count: int) -> _Plain:
+def _plain(count: int) -> tuple[Callable[[bytes], tuple[Any, ...]], tuple[slice, ...]]:
+    """A descriptor of front and handles alone, what nearly all are, in one struct; which values are each handle's."""
+    width = len(HANDLE_PLAN.fields)
     codes = [field.code for field in (*FRONT_PLAN.fields, *HANDLE_PLAN.fields * count)]
-    starts = range(len(FRONT_PLAN.fields), len(codes), len(HANDLE_PLAN.fields))
-    slices = tuple(slice(start, start + len(HANDLE_PLAN.fields)) for start in starts)
-    return _Plain(StructOfBytes("<" + "".join(codes)).unpack, slices)
+    starts = range(len(FRONT_PLAN.fields), len(codes), width)
+    return StructOfBytes("<" + "".join(codes)).unpack, tuple(slice(start, start + width) for start in starts)
 
 
 _PLAIN = {FRONT_PLAN.size + HANDLE_PLAN.size * count: _plain(count) for count in range(3, 6)}
 _FRONT_VALUES = slice(len(FRONT_PLAN.fields))
-_AT_FLAGS, _AT_LAYOUT, _AT_RANK, _AT_COUNT = map(
-    FRONT_PLAN.names.index, ("flags", "layout_tag", "rank", "buffer_count")
+_FRONT_RECORD, _HANDLE_RECORD = FRONT_PLAN.record, HANDLE_PLAN.record
+_AT_FLAGS, _AT_LAYOUT, _AT_RANK, _AT_COUNT = (
+    FRONT_PLAN.names.index(name) for name in ("flags", "layout_tag", "rank", "buffer_count")
 )
 
 
@@ -273,12 +268,12 @@ def parse_descriptor(data: bytes) -> Fields:
     """Read a descriptor's tables as they are; `data` ends where the descriptor does, and holds its head."""
     plain = _PLAIN.get(len(data))
     if plain is not None:
-        values = plain.unpack(data)
+        unpack, places = plain
+        values = unpack(data)
         block_paged = values[_AT_RANK] == _RANK and values[_AT_LAYOUT] == _LAYOUT_TAG
-        if block_paged and values[_AT_COUNT] == len(plain.handles) and not values[_AT_FLAGS] & _KNOWN_FLAGS:
-            front = new_record(FRONT_PLAN.record, values[_FRONT_VALUES])
-            handle = HANDLE_PLAN.record
-            buffers = tuple([new_record(handle, values[place]) for place in plain.handles])
+        if block_paged and values[_AT_COUNT] == len(places) and not values[_AT_FLAGS] & _KNOWN_FLAGS:
+            front = new_record(_FRONT_RECORD, values[_FRONT_VALUES])
+            buffers = tuple([new_record(_HANDLE_RECORD, values[place]) for place in places])
             found: Fields = new_record(Fields, (front, buffers, None, None, None, None, None, len(data), "", None))
             return found
     return _parse_any(data)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -26,6 +28,7 @@ from vllm_folder import vllm
 
 import hurray_wire as hw
 from hurray_wire import indices
+from hurray_wire.arrays import as_bytes
 from hurray_wire.structs import descriptor as declared
 
 MiB = 1 << 20
@@ -186,6 +189,7 @@ def _compression_of(results: Results, name: str, size: int, bounds: _Bounds, qui
     blob = bytes(hw.encode_buffer(tensor, compression="zstd"))
     plain = zstandard.ZstdCompressor(level=1).compress(raw.data)
     out = np.empty_like(pool)
+    memory = as_bytes(hw.encode_buffer(tensor))  # as large, and aligned
     work: dict[str, Callable[[], object]] = {
         "copy": copy_of(pool),
         _ENCODE: lambda: hw.encode_into(tensor, reused, compression="zstd", threads=1, checksum=False),
@@ -193,13 +197,15 @@ def _compression_of(results: Results, name: str, size: int, bounds: _Bounds, qui
         "encode_into, threads": lambda: hw.encode_into(tensor, reused, compression="zstd"),
         _PARTS: lambda: hw.encode_parts(tensor, compression="zstd", threads=1, checksum=False),
         "encode_parts": lambda: hw.encode_parts(tensor, compression="zstd", threads=1),
-        _DECODE: lambda: hw.decode_into(blob, out, range(len(pool)), threads=1, verify=False),
+        _DECODE: lambda: hw.decode(blob, alloc=lambda nbytes, _: memory[:nbytes], threads=1, verify=False),
         "decode_into": lambda: hw.decode_into(blob, out, range(len(pool)), threads=1),
         "decode_into, threads": lambda: hw.decode_into(blob, out, range(len(pool))),
         "zstd 1 encode": lambda: zstandard.ZstdCompressor(level=1).compress(raw.data),
         "zstd 1 decode": lambda: zstandard.ZstdDecompressor().decompress(plain),
     }
     work |= _blosc2(raw, pool.itemsize)
+    if name == "bf16":
+        work |= _zipnn(raw)
     took = results.race(work)
     group = f"compression, {name} ({size // MiB} MiB)"
     note = f"zstd 1: {raw.size / len(plain):.3f}; what the bytes' distribution allows: {entropy_ratio(pool):.3f}"
@@ -220,7 +226,21 @@ def _compression_of(results: Results, name: str, size: int, bounds: _Bounds, qui
 
 
 _ENCODE, _PARTS = "encode_into, no payload checksum", "encode_parts, no payload checksum"
-_DECODE = "decode_into, not verified"
+_DECODE = "decode into reused memory, not verified"
+
+
+def _zipnn(raw: Any) -> dict[str, Callable[[], object]]:
+    """zipnn changes what it is given, so each time it is given a copy."""
+    try:
+        from zipnn import ZipNN
+    except ImportError:
+        return {}
+    codec = ZipNN(input_format="byte", bytearray_dtype="bfloat16", threads=1)
+    packed = codec.compress(bytearray(raw))
+    return {
+        "zipnn encode": lambda: codec.compress(bytearray(raw)),
+        "zipnn decode": lambda: codec.decompress(packed),
+    }
 
 
 def _blosc2(raw: Any, itemsize: int) -> dict[str, Callable[[], object]]:
@@ -279,12 +299,33 @@ def files(results: Results, quick: bool) -> None:
     results.add("files", "open_frame and gather one sequence, verified", took["one"])
 
 
+def start(results: Results, quick: bool) -> None:
+    """What a process pays before its first frame: the package's import, and the command's on a small frame."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cache.hrkv"
+        path.write_bytes(hw.encode(tensor_of(pool_of(MiB))))
+        programs = {
+            "numpy": "import numpy",
+            "package": "import hurray_wire",
+            "dump": f"from hurray_wire.dump import main; main([{str(path)!r}])",
+        }
+        work = {name: partial(_python, program) for name, program in programs.items()}
+        took = results.race(work, dict.fromkeys(work, 1))
+    beyond = f"{(took['package'] - took['numpy']) * 1e3:.0f} ms beyond numpy; 150 are allowed"
+    results.add("start", "import hurray_wire", took["package"], took["numpy"], "import numpy").note = beyond
+    results.add("start", "hurray-dump of a frame of 1 MiB", took["dump"], took["numpy"], "import numpy")
+
+
+def _python(program: str) -> None:
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
+
+
 def sockets(results: Results, quick: bool) -> None:
-    """A stream between two threads' processes over a Unix socket and TCP, against bare loops."""
+    """A stream between two processes over a Unix socket, TCP and a pipe, against bare loops."""
     size = (64 if quick else 1024) * MiB
     pool = pool_of(size // 16)
     tensor = tensor_of(pool)
-    for kind in ("unix", "tcp"):
+    for kind in ("unix", "tcp", "pipe"):
         _sockets_of(results, kind, size, pool, tensor)
 
 
@@ -298,17 +339,16 @@ def _sockets_of(results: Results, kind: str, size: int, pool: Any, tensor: hw.Bl
     took = results.race(contenders, dict.fromkeys(contenders, 1))
     bounds = {"stream": 1.1, "stream, verified": 1.5, "stream, read_into": 1.4}
     for name in list(took)[1:]:
-        results.add(
-            f"sockets, {size // MiB} MiB",
-            f"{kind}: {name}",
-            took[name],
-            took["bare loop"],
-            "bare loop",
-            at_most=bounds[name],
-        )
+        bound = bounds[name] if kind != "pipe" else None
+        group = f"sockets and pipes, {size // MiB} MiB"
+        results.add(group, f"{kind}: {name}", took[name], took["bare loop"], "bare loop", at_most=bound)
 
 
-def _pair(kind: str) -> tuple[socket.socket, socket.socket]:
+def _pair(kind: str) -> tuple[Any, Any]:
+    """What is written to, and what is read from."""
+    if kind == "pipe":
+        reading, writing = os.pipe()
+        return open(writing, "wb", buffering=0), open(reading, "rb", buffering=0)  # noqa: SIM115, PTH123
     if kind == "unix":
         return socket.socketpair()
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -316,7 +356,7 @@ def _pair(kind: str) -> tuple[socket.socket, socket.socket]:
         return left, server.accept()[0]
 
 
-def _forked(kind: str, send: Callable[[socket.socket], None], receive: Callable[[socket.socket], None]) -> None:
+def _forked(kind: str, send: Callable[[Any], None], receive: Callable[[Any], None]) -> None:
     """The sender in a child process, the receiver here."""
     left, right = _pair(kind)
     child = os.fork()
@@ -335,15 +375,17 @@ def _bare(kind: str, pool: Any, times: int) -> None:
     payload = memoryview(pool.reshape(-1).view(np.uint8))
     target = memoryview(_reused(payload.nbytes))
 
-    def send(sock: socket.socket) -> None:
+    def send(sink: Any) -> None:
         for _ in range(times):
-            sock.sendall(payload)
+            at = 0
+            while at < len(payload):
+                at += os.write(sink.fileno(), payload[at:])
 
-    def receive(sock: socket.socket) -> None:
+    def receive(source: Any) -> None:
         for _ in range(times):
             at = 0
             while at < len(target):
-                at += sock.recv_into(target[at:])
+                at += os.readv(source.fileno(), [target[at:]])
 
     _forked(kind, send, receive)
 
@@ -362,7 +404,7 @@ def _stream(kind: str, tensor: hw.BlockPagedTensor, times: int, sending: Any, re
     pool = _reused(tensor.page_pool.nbytes).view(np.float16).reshape(tensor.page_pool.shape)
     ids = np.random.default_rng(3).permutation(len(pool))
 
-    def send(sock: socket.socket) -> None:
+    def send(sock: Any) -> None:
         with hw.StreamWriter(sock, **sending) as writer:
             for _ in range(times):
                 writer.write(tensor)
@@ -372,7 +414,7 @@ def _stream(kind: str, tensor: hw.BlockPagedTensor, times: int, sending: Any, re
         start = -block.ctypes.data % alignment
         return block[start : start + nbytes]
 
-    def receive(sock: socket.socket) -> None:
+    def receive(sock: Any) -> None:
         with hw.StreamReader(sock, alloc=None if into else alloc, **reading) as reader:
             for header in iter(reader.next_header, None):
                 if into:
@@ -391,6 +433,7 @@ GROUPS: dict[str, Callable[[Results, bool], None]] = {
     "compression": compression,
     "files": files,
     "sockets": sockets,
+    "start": start,
     "engines": layouts,
     "operations": operations,
     "peers": peers,
