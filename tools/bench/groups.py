@@ -348,7 +348,7 @@ def _pair(kind: str) -> tuple[Any, Any]:
     """What is written to, and what is read from."""
     if kind == "pipe":
         reading, writing = os.pipe()
-        return open(writing, "wb", buffering=0), open(reading, "rb", buffering=0)  # noqa: SIM115, PTH123
+        return open(writing, "wb", buffering=0), open(reading, "rb", buffering=0)  # noqa: PTH123
     if kind == "unix":
         return socket.socketpair()
     with socket.create_server(("127.0.0.1", 0)) as server:
