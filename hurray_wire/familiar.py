@@ -27,7 +27,7 @@ from hurray_wire.memory import placed, private
 from hurray_wire.metadata import read_metadata
 from hurray_wire.options import DecodeOptions, Limits, check_expected
 from hurray_wire.sections import FIXED_BYTES, Cover, Extents, SectionTable, header_length
-from hurray_wire.structs.frame import CHECKSUM_PLAN, PROLOGUE_PLAN, SECTION_PLAN
+from hurray_wire.structs.frame import PROLOGUE_PLAN, SECTION_PLAN
 from hurray_wire.structs.fused import new_record
 from hurray_wire.tags import FrameFlag, SectionKind
 
@@ -36,7 +36,6 @@ Words = npt.NDArray[np.uint64]
 _WORD = np.dtype("<u8")
 _LAST = int(FrameFlag.LAST)
 _COUNT_AT = PROLOGUE_PLAN.offset_of("section_count")
-_CHECKSUM_BYTES = CHECKSUM_PLAN.size
 _FIRST_CHECKSUM = (PROLOGUE_PLAN.size + SECTION_PLAN.offset_of("checksum")) // _WORD.itemsize
 _ROW_WORDS = SECTION_PLAN.size // _WORD.itemsize
 _MOST_SECTIONS = 1024
@@ -153,7 +152,7 @@ def read(data: Bytes, offset: int, options: DecodeOptions, *, alone: bool) -> Re
     if (
         route is None
         or route.header != same
-        or xxhash.xxh3_64_intdigest(header[:-_CHECKSUM_BYTES]) != words.item(-1)
+        or xxhash.xxh3_64_intdigest(words[:-1]) != words.item(-1)
         or (available != route.frame_length if alone else available < route.frame_length)
         or not _within(route, options.limits)
     ):
