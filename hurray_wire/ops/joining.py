@@ -15,13 +15,17 @@ import numpy as np
 from hurray_wire.errors import Difference, MismatchError
 from hurray_wire.indices import IntArray
 from hurray_wire.ops import derived as d
-from hurray_wire.ops.blocks import LARGE_BYTES, PIECE_BYTES, Blocks
+from hurray_wire.ops.blocks import Blocks
 from hurray_wire.ops.derived import Array, fresh, per_slot, whole_pages
 from hurray_wire.ops.spans import distinct_rows, narrow, owned_slots, slots_of, steps
 from hurray_wire.tensor import BlockPagedTensor
 
 _AXES = {2: 1, 3: 2}
 """Axes of the pool, and what they are in the tensor's shape."""
+_PIECE_BYTES = 1 << 20
+"""Of the target, filled by one side after the other: it has to be in the cache still when the last one comes."""
+_LARGE_BYTES = 1 << 14
+"""A page's part from this size on is copied by a call of its own: those that differ are twice as slow by indices."""
 
 
 def element_pool(t: BlockPagedTensor) -> Array:
@@ -80,7 +84,7 @@ def _common_pages(tensors: Sequence[BlockPagedTensor]) -> tuple[IntArray | None,
 def _put(pools: Sequence[Array], axis: int, pages: IntArray | None, target: Array) -> None:
     """Copy the sides, a piece of the target at a time: what one side leaves free, the next finds in the cache."""
     page_bytes = math.prod(target.shape[1:]) * target.itemsize
-    for step in steps(len(target), max(1, PIECE_BYTES // max(1, page_bytes))):
+    for step in steps(len(target), max(1, _PIECE_BYTES // max(1, page_bytes))):
         at = 0
         for i, pool in enumerate(pools):
             width = pool.shape[axis]
@@ -96,7 +100,7 @@ def _put_pages(pool: Array, ids: IntArray, target: Array) -> None:
     size = math.prod(pool.shape[1:]) * pool.itemsize
     if not size or not ids.size:
         return
-    if size >= LARGE_BYTES:
+    if size >= _LARGE_BYTES:
         for place, page in zip(target, ids.tolist(), strict=True):
             place[...] = pool[page]
         return
