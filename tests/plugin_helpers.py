@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import logging
 import signal
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +20,15 @@ def imported(name: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return importlib.import_module(name)
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for what another thread is about to do."""
+    for _ in range(2000):
+        if true():
+            return
+        time.sleep(0.005)
+    raise AssertionError("it does not happen")
 
 
 @contextmanager

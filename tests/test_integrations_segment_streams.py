@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from threading import Thread
 from typing import Any
 
 import numpy as np
 import pytest
-from plugin_helpers import newer
+from plugin_helpers import newer, until
 
 import hurray_wire as hw
 from hurray_wire.integrations.sealed import seal
@@ -46,15 +45,6 @@ def write_many(writer: Any, count: int) -> None:
     """Frames of 128 kB each."""
     for _ in range(count):
         writer.write(tensor(pages=1000))
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Wait for what another thread is about to do."""
-    for _ in range(2000):
-        if true():
-            return
-        time.sleep(0.005)
-    raise AssertionError("it does not happen")
 
 
 def stream(*tensors: hw.BlockPagedTensor) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import vllm_driver
-from plugin_helpers import newer
+from plugin_helpers import newer, until
 from vllm_driver import Geometry, Instance, Request, config
 
 import hurray_wire as hw
@@ -90,6 +90,7 @@ def test_a_layer_is_loaded_while_the_next_one_is_computed(pair: Make) -> None:
         prefill.forward(planned, layer, prefill.caches[name])
         sender.save_kv_layer(name, prefill.handed[name], None)
         if not layer:
+            until(lambda: decode.scheduler.get_num_new_matched_tokens(there, 0)[0] > 0)  # its first byte has come
             step, _ = decode.schedule([there])
             assert there.num_computed == 24
             decode.worker.bind_connector_metadata(decode.scheduler.build_connector_meta(step))
