@@ -236,13 +236,10 @@ def _payload_keeps(data: Bytes, offset: int, route: Route, words: Words, options
     frame = data[offset:]
     if options.verify:
         payload, threads = route.payload, default_threads(route.payload_bytes, options.threads)
-        if threads == 1:
-            found = [xxhash.xxh3_64_intdigest(frame[place]) for _, place in payload]
-        else:
-            found = run_chunks(lambda piece: xxhash.xxh3_64_intdigest(frame[piece.place]), payload, threads=threads)
+        found = run_chunks(lambda piece: xxhash.xxh3_64_intdigest(frame[piece.place]), payload, threads=threads)
         if found != [words.item(checksum) for checksum, _ in payload]:
             return False
-    return not route.gaps or not any(frame[place].any() for place in route.gaps)
+    return not any(frame[place].any() for place in route.gaps)
 
 
 def _scales(
@@ -269,7 +266,7 @@ def learn(header: bytes, frame_length: int, table: SectionTable, cover: Cover, e
     if before is not None and before.header == same and before.extents == extents:
         return
     gaps = [gap for gap in (*cover.gaps, (cover.end, frame_length)) if gap[0] < gap[1]]
-    small, tables = ([row for kind in kinds if kind in table.kinds for row in _rows(table, kind)] for kinds in _RUNS)
+    small, tables = ([row for kind in kinds for row in table.numbers(kind)] for kinds in _RUNS)
     front, back = _run(table, small, gaps), _run(table, tables, gaps)
     if front is None or back is None:
         return
@@ -314,11 +311,6 @@ def _mask(sections: int) -> Words:
         own[slice(*PROLOGUE_PLAN.places[name])] = 0
     own[PROLOGUE_PLAN.offset_of("flags")] &= 0xFF & ~_LAST
     return mask
-
-
-def _rows(table: SectionTable, kind: int) -> range:
-    rows = table.kinds[kind]
-    return range(rows.start, rows.stop)
 
 
 def _run(table: SectionTable, rows: Sequence[int], gaps: Sequence[tuple[int, int]]) -> Run | None:

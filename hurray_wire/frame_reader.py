@@ -296,10 +296,6 @@ def check_payload(found: Described, fetch: Fetch, options: DecodeOptions, *, poo
     check_padding(fetch(start, head.prologue.frame_length - start), head.base + start)
 
 
-def _range(rows: slice | None) -> range:
-    return range(0) if rows is None else range(rows.start, rows.stop)
-
-
 def check_padding(padding: Bytes, offset: int) -> None:
     """Padding is zero."""
     if padding.size <= _SMALL_PADDING and not padding.tobytes().strip(_ZERO):
@@ -345,7 +341,7 @@ def refuse_copy(buffer: int) -> None:
 def decode_rows(found: Described, buffer: int, fetch: Fetch, out: Bytes, options: DecodeOptions) -> None:
     """Every chunk of a buffer into its place."""
     head = found.head
-    rows = _range(head.table.kinds.get(BUFFERS.start + buffer))
+    rows = head.table.numbers(BUFFERS.start + buffer)
 
     def decode(index: int) -> None:
         entry = head.table.records[index]
@@ -376,7 +372,7 @@ def _decoded_table(found: Described, buffer: int, stored: Bytes, options: Decode
     head = found.head
     out = allocated(found.descriptor.buffers[buffer].byte_size, None)
     at = 0
-    for index in _range(head.table.kinds.get(BUFFERS.start + buffer)):
+    for index in head.table.numbers(BUFFERS.start + buffer):
         entry = head.table.records[index]
         start, length = entry.raw_offset, entry.stored_length
         decode_chunk(head, index, stored[at : at + length], out[start : start + entry.raw_length])

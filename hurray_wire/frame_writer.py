@@ -268,41 +268,48 @@ def frame_parts(payload: Payload, options: EncodeOptions, padded_to: int = MIN_A
         contents, geometry = raw_contents(payload, options, padded_to)
         flat = payload.pages.flat()
         chunks = [] if flat is not None else [payload.pages.views(*chunk) for chunk in contents.ranges]
-    piece = _pieces(payload.pages, contents, flat, chunks)
+    piece = _pieces(contents, chunks.__getitem__ if flat is None else _slices(flat, contents, payload.pages.page_bytes))
     gaps, first = geometry.gaps, len(contents.front)
     last = first + len(contents.ranges)
-    pieces: list[Stored] = [build_header(geometry, piece, options)]
-    for gap, (_, data) in zip(gaps[:first], contents.front, strict=True):
-        pieces += (_zeros(gap), data)
+    pieces: list[Stored] = [build_header(geometry, piece, options), *_apart(gaps[:first], contents.front)]
     if flat is not None and contents.ranges:  # raw chunks lie in one piece, in the frame as in memory
         pieces += (_zeros(gaps[first]), flat)
     else:
         for row in range(first, last):
             pieces += (_zeros(gaps[row]), *piece(row))
-    for gap, (_, data) in zip(gaps[last:-1], contents.back, strict=True):
-        pieces += (_zeros(gap), data)
+    pieces += _apart(gaps[last:-1], contents.back)
     pieces.append(_zeros(gaps[-1]))
     return _joined(pieces)
 
 
-def _pieces(
-    pages: PageSource, contents: Contents, flat: Bytes | None, chunks: Sequence[Sequence[Bytes]]
-) -> Callable[[int], Sequence[Stored]]:
-    """The stored bytes of a section, by its row; of a flat pool, the slice that the chunk is."""
-    first, width = len(contents.front), pages.page_bytes
+def _pieces(contents: Contents, chunk: Callable[[int], Sequence[Any]]) -> Callable[[int], Sequence[Any]]:
+    """The stored bytes of a section in pieces, by its row; `chunk`: those of a chunk of the pool, by its number."""
+    first = len(contents.front)
     last = first + len(contents.ranges)
 
-    def piece(row: int) -> Sequence[Stored]:
+    def piece(row: int) -> Sequence[Any]:
         if row < first:
             return (contents.front[row][1],)
         if row >= last:
             return (contents.back[row - last][1],)
-        if flat is None:
-            return chunks[row - first]
-        start, stop = contents.ranges[row - first]
-        return (flat[start * width : stop * width],)
+        return chunk(row - first)
 
     return piece
+
+
+def _slices(flat: Bytes, contents: Contents, width: int) -> Callable[[int], Sequence[Bytes]]:
+    """The chunks of a pool that lies in one piece, of pages of `width` bytes."""
+
+    def chunk(number: int) -> Sequence[Bytes]:
+        start, stop = contents.ranges[number]
+        return (flat[start * width : stop * width],)
+
+    return chunk
+
+
+def _apart(gaps: Sequence[int], sections: Sequence[tuple[int, Stored]]) -> list[Stored]:
+    """Sections, each behind its padding."""
+    return [piece for gap, (_, data) in zip(gaps, sections, strict=True) for piece in (_zeros(gap), data)]
 
 
 Packed = TypeVar("Packed", Bytes, PackedChunk)
@@ -395,7 +402,8 @@ class CompressedFrame:
         self._options = options
         # Where the pool is no piece of memory, what a chunk is packed from is a copy that would be kept till then.
         pack: Callable[[Bytes, int], Any] = _pack_now if payload.pages.flat() is None else pack_chunk
-        self._contents, self._geometry, self._chunks = _compressed(payload, options, MIN_ALIGNMENT, pack)
+        contents, self._geometry, chunks = _compressed(payload, options, MIN_ALIGNMENT, pack)
+        self._pieces = _pieces(contents, chunks.__getitem__)
         self.size = self._geometry.frame_length
 
     def write(self, out: Bytes) -> None:
@@ -408,20 +416,14 @@ class CompressedFrame:
         _close_up(out, header, geometry)
 
     def _place(self, row: int, out: Bytes) -> Bytes:
-        front, chunks, back = self._contents.front, self._chunks, self._contents.back
         place = out[self._geometry.offsets[row] :][: self._geometry.lengths[row]]
-        if row < len(front):
-            place[:] = as_bytes(front[row][1])
-        elif row >= len(front) + len(chunks):
-            place[:] = as_bytes(back[row - len(front) - len(chunks)][1])
-        else:
-            at = 0
-            for piece in chunks[row - len(front)]:
-                if isinstance(piece, PackedChunk):
-                    piece.write(place)
-                else:
-                    place[at : at + piece.size] = piece
-                    at += piece.size
+        at = 0
+        for piece in self._pieces(row):
+            if isinstance(piece, PackedChunk):
+                piece.write(place)
+            else:
+                place[at : at + len(piece)] = as_bytes(piece)
+                at += len(piece)
         return place
 
 
@@ -472,13 +474,7 @@ def frame_header(payload: Payload, options: EncodeOptions) -> bytes:
     contents, geometry = raw_contents(payload, options, MIN_ALIGNMENT)
     first = len(contents.front)
 
-    def piece(row: int) -> Sequence[Stored]:
-        """A chunk's bytes when they are hashed, and not before: a header needs no pool."""
-        if first <= row < first + len(contents.ranges):
-            return payload.pages.views(*contents.ranges[row - first])
-        return ([*contents.front, *contents.back][row if row < first else row - len(contents.ranges)][1],)
-
-    pieces: list[Stored] = [build_header(geometry, piece, options)]
-    for gap, (_, data) in zip(geometry.gaps[:first], contents.front, strict=True):
-        pieces += (_zeros(gap), data)
-    return b"".join([*pieces, _zeros(geometry.gaps[first])])
+    # A chunk's bytes are asked for when they are hashed, and not before: a header needs no pool.
+    piece = _pieces(contents, lambda number: payload.pages.views(*contents.ranges[number]))
+    front = _apart(geometry.gaps[:first], contents.front)
+    return b"".join([build_header(geometry, piece, options), *front, _zeros(geometry.gaps[first])])

@@ -213,10 +213,10 @@ def frame_into(
             frame_reader.verify_section(found.head, index, stored)
         target.put(entry.raw_offset, entry.raw_length, _decoder(found.head, index, stored))
 
-    rows = found.head.table.kinds.get(int(SectionKind.PAGE_POOL), slice(0, 0))
+    rows = found.head.table.numbers(int(SectionKind.PAGE_POOL))
     threads = default_threads(found.descriptor.buffers[0].byte_size, options.threads)
     try:
-        run_chunks(write, range(rows.start, rows.stop), threads=threads)
+        run_chunks(write, rows, threads=threads)
     except FrameError as error:
         error.pages_written = target.written()
         raise

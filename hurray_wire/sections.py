@@ -130,6 +130,11 @@ class SectionTable:
         """The entries of a kind, none where it does not stand."""
         return self.entries[self.kinds.get(kind, slice(0, 0))]
 
+    def numbers(self, kind: int) -> range:
+        """The numbers of the rows of a kind, none where it does not stand."""
+        rows = self.kinds.get(kind, slice(0, 0))
+        return range(rows.start, rows.stop)
+
     def first(self, kind: int) -> Any:
         """The first record of a kind that stands here."""
         return self.records[self.kinds[kind].start]

@@ -40,10 +40,10 @@ class Entry(NamedTuple):
 def entry_of(head: Head, header: bytes, name: str | None, layer_index: int | None, kv_role: str) -> Entry:
     """The entry of a frame from its header, at the offset where the header says it begins."""
     total = head.prologue.frame_length
-    rows = head.table.kinds.get(int(SectionKind.PAGE_POOL))
+    rows = head.table.numbers(int(SectionKind.PAGE_POOL))
     first = tail = header_bytes(head.table, total)
-    if rows is not None:
-        last = head.table.records[rows.stop - 1]
+    if rows:
+        last = head.table.records[rows[-1]]
         tail = last.offset + last.stored_length
     checksum = CHECKSUM_PLAN.unpack(header, head.prologue.header_length - CHECKSUM_PLAN.size).header_checksum
     return Entry(name, layer_index, kv_role, head.base, total, first, tail, checksum)

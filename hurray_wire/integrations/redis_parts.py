@@ -78,9 +78,9 @@ def cuts(head: Head, part_bytes: int) -> list[int]:
     Between sections wherever they fit, so that a chunk of the pool is read from one value.
     """
     total = head.prologue.frame_length
-    rows = head.table.kinds.get(int(SectionKind.PAGE_POOL))
+    rows = head.table.numbers(int(SectionKind.PAGE_POOL))
     first = header_bytes(head.table, total)
-    entries = head.table.records[rows.start : rows.stop] if rows is not None else []
+    entries = head.table.records[rows.start : rows.stop]
     ends = [entry.offset + entry.stored_length for entry in entries]
     end = ends[-1] if ends else first
     if total - end > _INLINE_BYTES:

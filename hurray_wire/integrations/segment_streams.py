@@ -20,6 +20,7 @@ from hurray_wire.integrations.segment_wire import (
     receive_record,
     send_record,
 )
+from hurray_wire.integrations.segments import SegmentSink
 from hurray_wire.stream.writer import StreamWriter
 from hurray_wire.tensor import BlockPagedTensor
 
@@ -131,7 +132,7 @@ class SegmentStreams:
             self._listener.close()
 
 
-class StreamedSegmentWriter:
+class StreamedSegmentWriter(SegmentSink):
     """One segment on its way; `finish` returns when the other end has all of it. Left by an exception, or closed, it
     breaks off, which the other end notices.
 
@@ -206,13 +207,3 @@ class StreamedSegmentWriter:
         if self._socket is not None:
             self._socket.close()
         self._writer = self._socket = None
-
-    def __enter__(self) -> StreamedSegmentWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self.finish()
-        finally:
-            self.close()

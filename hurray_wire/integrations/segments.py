@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from hurray_wire.errors import StoreError
 from hurray_wire.options import Alloc
@@ -47,6 +47,16 @@ class SegmentSink(Protocol):
     def finish(self) -> None: ...
 
     def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.finish()
+        finally:
+            self.close()
 
 
 class SegmentStore(Protocol):
@@ -157,7 +167,7 @@ class SegmentFolder:
         """Nothing is open between two calls."""
 
 
-class SegmentWriter:
+class SegmentWriter(SegmentSink):
     """One segment: frames are written, then it gets its names. Left by an exception, or closed, it leaves nothing.
 
     Raises (from every method):
@@ -203,13 +213,3 @@ class SegmentWriter:
         writer = getattr(self, "_writer", None)
         if writer is not None:
             writer.close()
-
-    def __enter__(self) -> SegmentWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self.finish()
-        finally:
-            self.close()

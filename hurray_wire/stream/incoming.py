@@ -312,8 +312,7 @@ class FrameIncoming(Incoming):
     def _pages(self, target: Destination) -> Asking:
         """Ask for the pool's chunks, in order; returns where they end in the frame."""
         head, at = self.found.head, self.front.size
-        rows = head.table.kinds.get(int(SectionKind.PAGE_POOL), slice(0, 0))
-        for index in range(rows.start, rows.stop):
+        for index in head.table.numbers(int(SectionKind.PAGE_POOL)):
             entry = head.table.records[index]
             start, stored = entry.offset, entry.stored_length
             gap = allocated(start - at, None)

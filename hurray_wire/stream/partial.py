@@ -117,9 +117,8 @@ def _opened(reader: RangeReader, offset: int, options: DecodeOptions) -> Frame:
 
 def _runs_of(head: frame_reader.Head, descriptor: TensorDescriptor) -> list[_Run]:
     page_bytes = descriptor.page_bytes
-    rows = head.table.kinds.get(int(SectionKind.PAGE_POOL), slice(0, 0))
     runs = []
-    for index in range(rows.start, rows.stop):
+    for index in head.table.numbers(int(SectionKind.PAGE_POOL)):
         entry = head.table.records[index]
         raw = entry.codec == Codec.RAW
         first, count = (n // max(1, page_bytes) for n in (entry.raw_offset, entry.raw_length))

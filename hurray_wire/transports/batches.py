@@ -35,9 +35,9 @@ class Batch(NamedTuple):
 
 def batches_of(found: Described) -> list[Batch]:
     """The pool's chunks, as many together as make a batch."""
-    rows = found.head.table.kinds.get(int(SectionKind.PAGE_POOL), slice(0, 0))
+    rows = found.head.table.numbers(int(SectionKind.PAGE_POOL))
     width = found.descriptor.page_bytes
-    if not width or rows.start == rows.stop:
+    if not width or not rows:
         return []
     entries = found.head.table.records[rows.start : rows.stop]
     ends = np.array([entry.raw_offset + entry.raw_length for entry in entries], np.int64)
