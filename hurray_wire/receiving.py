@@ -124,6 +124,8 @@ def _refuse_compressed(head: frame_reader.Head) -> None:
 
 
 def _refuse_left_behind(head: frame_reader.Head) -> None:
+    if not head.table.unknown:
+        return
     first = header_bytes(head.table, head.prologue.frame_length)
     for index in head.table.unknown:
         if head.table.records[index].offset >= first:
@@ -337,9 +339,10 @@ class Destination:
         stride = self._rows.strides[0] if self._rows.shape[0] > 1 else self.page_bytes
         return self.ids * stride + address(self._rows)
 
-    def memory(self, pages: Int64Array) -> Vector:
+    def memory(self, pages: slice) -> Vector:
         """The memory of wire pages, where each lies as on the wire; neighbours in one piece."""
-        return self._memory(self.ids[pages]) if pages.size else []
+        ids = self.ids[pages]
+        return self._memory(ids) if ids.size else []
 
     def fill_held(self, start: int, held: npt.NDArray[np.bool_], out: Bytes) -> None:
         """Copy the pages that the receiver has already, of a run of wire pages from `start`, to their places in it."""
@@ -449,7 +452,8 @@ def destination(descriptor: TensorDescriptor, pool: Any, page_ids: Any) -> Desti
         _check_pool(descriptor, array)
         count = array.shape[0]
     ids = _page_ids(page_ids, layout.num_pages, count)
-    if ids.size and int(ids.max()) > np.iinfo(descriptor.index_dtype).max:
+    most = np.iinfo(descriptor.index_dtype).max
+    if count > most and ids.size and int(ids.max()) > most:
         raise IndexError(f"page id {int(ids.max())} does not fit the blob's {layout.block_table_index_type} table")
     return Destination(array, ids, page_bytes, flat)
 
@@ -472,11 +476,12 @@ def _page_ids(page_ids: Any, needed: int, available: int) -> Int64Array:
     )
     if ids.size != needed:
         raise ValueError(f"the blob has {needed} pages, {ids.size} page_ids were given")
-    if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= available):
+    rising = bool((ids[1:] > ids[:-1]).all())
+    ordered = ids if rising else np.sort(ids)  # a tenth of the time of np.unique, which hashes
+    if ids.size and (int(ordered[0]) < 0 or int(ordered[-1]) >= available):
         at = int(((ids < 0) | (ids >= available)).argmax())
         raise IndexError(f"page_ids[{at}] is {int(ids[at])}, must be from 0 to {available - 1}")
-    ordered = np.sort(ids)  # a tenth of the time of np.unique, which hashes
-    if (ordered[1:] == ordered[:-1]).any():
+    if not rising and (ordered[1:] == ordered[:-1]).any():
         order = np.argsort(ids, kind="stable")
         twin = int((ids[order][1:] == ids[order][:-1]).argmax())
         first, second = order[twin], order[twin + 1]

@@ -131,6 +131,21 @@ def test_runs_are_what_pages_were() -> None:
         assert unfolded(runs.target, runs.length // 32, 32).tolist() == targets.tolist()
     nothing = np.zeros(0, np.int64)
     assert merged(nothing, nothing, 8).nbytes == 0
+    assert unfolded(nothing, nothing, 8).size == 0
+
+
+def test_runs_are_cut_where_batches_end() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(200):
+        size = int(rng.integers(0, 40))
+        pages = np.cumsum(rng.integers(1, 3, size)) * 32 + 4096  # neighbours, often
+        ends = np.sort(np.r_[rng.integers(0, size + 1, rng.integers(0, 6)), size])
+        parts = merged(pages, pages + 5, 32, ends).cut(ends, 32)
+        assert len(parts) == ends.size
+        for runs, start, end in zip(parts, [0, *ends], ends, strict=False):
+            assert unfolded(runs.source, runs.length // 32, 32).tolist() == pages[start:end].tolist()
+            assert (runs.target - runs.source == 5).all()
+            assert runs.length.tolist() == merged(pages[start:end], pages[start:end], 32).length.tolist()
 
 
 def test_pools_are_registered_once_and_blocks_used_again() -> None:

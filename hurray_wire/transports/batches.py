@@ -39,11 +39,12 @@ def batches_of(found: Described) -> list[Batch]:
     width = found.descriptor.page_bytes
     if not width or not rows:
         return []
-    entries = found.head.table.records[rows.start : rows.stop]
-    ends = np.array([entry.raw_offset + entry.raw_length for entry in entries], np.int64)
+    entries = found.head.table.entries[rows.start : rows.stop]
+    starts = entries["raw_offset"].astype(np.int64)
+    ends = starts + entries["raw_length"].astype(np.int64)
     found_ones = []
     for a, b in pairwise(_bounds(ends)):
-        start, stop = entries[a].raw_offset, int(ends[b - 1])
+        start, stop = int(starts[a]), int(ends[b - 1])
         found_ones.append(Batch(range(rows.start + a, rows.start + b), start // width, stop // width, stop - start))
     return found_ones
 

@@ -6,45 +6,47 @@ share a machine, in the peer's. Once nothing is on its way any more, the caller'
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, Future, wait
 from contextlib import suppress
-from queue import Empty, SimpleQueue
-from threading import Thread
 
-Job = Callable[[], None]
+Job = Callable[[], object]
 
 
 class Checks:
-    """Jobs done by some threads; none where there is nothing to share.
+    """Jobs shared with some threads of an executor, which an endpoint keeps between transfers.
+
+    Args:
+        executor: None where nothing is to be shared: jobs are done as they are added.
+        threads: how many it has.
 
     Example:
-        >>> done, checks = [], Checks(2)
-        >>> checks.add(lambda i=i: done.append(i) for i in range(5))
-        >>> checks.finish()
+        >>> from concurrent.futures import ThreadPoolExecutor
+        >>> done = []
+        >>> with ThreadPoolExecutor(2) as executor:
+        ...     checks = Checks(executor, 2)
+        ...     checks.add([lambda i=i: done.append(i) for i in range(5)])
+        ...     checks.finish()
         >>> sorted(done)
         [0, 1, 2, 3, 4]
     """
 
-    def __init__(self, threads: int) -> None:
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+    def __init__(self, executor: Executor | None, threads: int) -> None:
+        self._executor = executor
+        self._threads = threads
+        self._jobs: deque[Job] = deque()
+        self._helpers: list[Future[None]] = []
         self._error: BaseException | None = None
-        self._threads: list[Thread] = []
-        with suppress(RuntimeError):  # threads that cannot be had cost speed only
-            for _ in range(threads):
-                thread = Thread(target=self._work, name="hurray_wire transfer", daemon=True)
-                thread.start()
-                self._threads.append(thread)
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            self._do(job)
-
-    def _do(self, job: Job) -> None:
-        if self._error is None:
-            try:
-                job()
-            except BaseException as error:
-                self._error = error
+        with suppress(IndexError):
+            while self._error is None:
+                job = self._jobs.popleft()
+                try:
+                    job()
+                except BaseException as error:
+                    self._error = error
 
     def add(self, jobs: Iterable[Job]) -> None:
         """Have them done: at once where there are no threads.
@@ -52,12 +54,20 @@ class Checks:
         Raises:
             Whatever a job that was done so far has raised.
         """
-        for job in jobs:
-            if self._threads:
-                self._jobs.put(job)
-            else:
-                self._do(job)
+        self._jobs += jobs
+        if self._executor is None:
+            self._work()
+        elif self._jobs:
+            self._call(self._executor)
         self.look()
+
+    def _call(self, executor: Executor) -> None:
+        """Have the threads look again: one that is about to leave may not have seen the jobs that are new."""
+        self._helpers = [helper for helper in self._helpers if not helper.done()]
+        try:
+            self._helpers += [executor.submit(self._work) for _ in range(min(self._threads, len(self._jobs)))]
+        except RuntimeError:  # threads that cannot be had cost speed only
+            self._work()
 
     def look(self) -> None:
         """Raise what a job has raised."""
@@ -70,22 +80,11 @@ class Checks:
         Raises:
             Whatever a job has raised.
         """
-        with suppress(Empty):
-            while (job := self._jobs.get_nowait()) is not None:
-                self._do(job)
-        self._end()
+        self._work()
+        wait(self._helpers)
         self.look()
 
     def drop(self) -> None:
         """Do nothing more; wait for what is being done."""
-        with suppress(Empty):
-            while True:
-                self._jobs.get_nowait()
-        self._end()
-
-    def _end(self) -> None:
-        threads, self._threads = self._threads, []
-        for _ in threads:
-            self._jobs.put(None)
-        for thread in threads:
-            thread.join()
+        self._jobs.clear()
+        wait(self._helpers)

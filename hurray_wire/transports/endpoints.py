@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -15,6 +16,7 @@ from hurray_wire.errors import HurrayWireError, TransferError
 from hurray_wire.indices import Int64Array
 from hurray_wire.options import Decoding, Sending, decode_options, encode_options
 from hurray_wire.tensor import BlockPagedTensor
+from hurray_wire.transports.checks import Checks
 from hurray_wire.transports.engine import Engine, Region
 from hurray_wire.transports.incoming import Incoming
 from hurray_wire.transports.memory import Held, Memory, Registration, span_of
@@ -55,6 +57,7 @@ class Endpoint:
         self._incoming: dict[tuple[str, int], Incoming] = {}
         self._next = int.from_bytes(os.urandom(6), "little")
         self._stuck: list[Held] = []
+        self._helpers: dict[int, Executor] = {}
         self._lock = threading.RLock()
         self._closed = False
 
@@ -160,6 +163,14 @@ class Endpoint:
     def _offered(self) -> bool:
         self.poll()
         return bool(self._offers)
+
+    def checks(self, threads: int) -> Checks:
+        """Jobs for a reading to share with so many threads, which are kept for the next one."""
+        if threads < 1:
+            return Checks(None, 0)
+        if threads not in self._helpers:
+            self._helpers[threads] = ThreadPoolExecutor(threads, "hurray_wire transfer")
+        return Checks(self._helpers[threads], threads)
 
     # Messages.
 
@@ -274,6 +285,8 @@ class Endpoint:
         for outgoing in list(self._outgoing.values()):
             outgoing.cancel()
         self._closed = True
+        for executor in self._helpers.values():
+            executor.shutdown()
         self.engine.close()
 
     def __enter__(self) -> Self:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -41,6 +42,14 @@ _ASK_SECONDS = 0.2
 
 Steps = Generator[bool, None, Any]
 """Yields True where something went forward, False where it waits for the engine."""
+
+
+class Wanted(NamedTuple):
+    """A batch, the numbers of its pages that are wanted, and where they come from and go to."""
+
+    batch: Batch
+    pages: Int64Array
+    runs: Runs
 
 
 class Posted(NamedTuple):
@@ -90,7 +99,7 @@ class Reading:
         self._posted: deque[Posted] = deque()
         self._blocks: list[Block] = []
         self._landed: list[Posted] = []
-        self._checks = Checks(0)
+        self._checks = Checks(None, 0)
         self._fetch: frame_reader.Fetch
         self._result: BlockPagedTensor | None = None
         self._error: BaseException | None = None
@@ -207,8 +216,22 @@ class Reading:
 
     def _run(self) -> Steps:
         parts = yield from self._tables()
-        yield from self._pages()
-        return BlockPagedTensor.of_parts(self._target.adopted(parts))
+        adopted = yield from self._pages(parts)
+        return BlockPagedTensor.of_parts(adopted)
+
+    def _wants(self) -> Iterator[Wanted]:
+        """What to ask the engine for, batch by batch; targets count from the block's first byte where one is needed."""
+        batches, width = batches_of(self._incoming.found), self._incoming.found.descriptor.page_bytes
+        pages = np.flatnonzero(self._wanted)
+        ends = np.searchsorted(pages, np.array([batch.stop for batch in batches], np.int64))
+        if self._addresses is None:
+            starts = np.array([batch.start for batch in batches], np.int64)
+            target = (pages - np.repeat(starts, np.diff(ends, prepend=0))) * width
+        else:
+            target = self._addresses[pages]
+        runs = merged(self._sources[pages], target, width, ends)
+        parts = (pages[a:b] for a, b in pairwise([0, *ends.tolist()]))
+        return map(Wanted, batches, parts, runs.cut(ends, width))
 
     def _tables(self) -> Steps:
         """Tables and scales, and every check that needs no page."""
@@ -239,24 +262,30 @@ class Reading:
         frame_reader.check_payload(found, fetch, self._options, pool=False)
         return self._target.mappable(tables_only(found, small, fetch, self._options))
 
-    def _pages(self) -> Steps:
-        """Batch after batch; those that have come are hashed while others come."""
-        waiting = deque(batches_of(self._incoming.found))
-        total = self._incoming.found.descriptor.buffers[0].byte_size
+    def _pages(self, parts: Parts) -> Steps:
+        """Batch after batch; those that have come are hashed while others come, and the parts made the receiver's."""
+        waiting = deque(self._wants())
+        made: list[Parts] = []
+        rest = [lambda: made.append(self._target.adopted(parts))]
         if self._options.verify:
-            self._checks = Checks(default_threads(total, self._options.threads) - 1)
+            total = self._incoming.found.descriptor.buffers[0].byte_size
+            self._checks = self._endpoint.checks(default_threads(total, self._options.threads) - 1)
         while waiting or self._posted:
             if waiting and self._room() > 0:
                 self._post(waiting.popleft())
                 while self._posted and self._is_there(self._posted[0]):  # some engines copy before they return
                     self._land(self._posted.popleft())
+                self._checks.add(rest)
+                rest = []
                 yield True
             elif self._posted:
                 yield from self._arrived()
             else:
                 yield from self._owed()
+        self._checks.add(rest)
         yield from self._summed()
         self._checks.finish()
+        return made[0]
 
     def _room(self) -> int:
         """Batches that may be asked for; blocks that wait for checksums take room, pages in place do not."""
@@ -289,21 +318,18 @@ class Reading:
     def _is_there(self, posted: Posted) -> bool:
         return posted.work is _NOTHING or self._endpoint.engine.poll(posted.work)
 
-    def _post(self, batch: Batch) -> None:
+    def _post(self, wanted: Wanted) -> None:
         """Ask for the pages of a batch that are wanted; they count as written from now on."""
-        width = self._incoming.found.descriptor.page_bytes
-        pages = np.flatnonzero(self._wanted[batch.start : batch.stop]) + batch.start
+        batch, pages, runs = wanted
         block = None
         if self._addresses is None:
-            block = self._endpoint.memory.take((batch.stop - batch.start) * width)
+            block = self._endpoint.memory.take(batch.nbytes)
             self._blocks.append(block)
-            target = block.address + (pages - batch.start) * width
+            runs = runs._replace(target=block.address + runs.target)
         else:
-            target = self._addresses[pages]
             self._target.note(pages)
-        runs = merged(self._sources[pages], target, width)
         work = self._endpoint.engine.post(self._incoming.peer, runs) if pages.size else _NOTHING
-        self._posted.append(Posted(batch, work, pages.size * width, block))
+        self._posted.append(Posted(batch, work, runs.nbytes, block))
 
     def _land(self, posted: Posted) -> None:
         """Verify a batch that has come, and place it if it is not in place."""
@@ -346,7 +372,7 @@ class Reading:
         entry = self._incoming.found.head.table.records[row]
         start, stop = entry.raw_offset, entry.raw_offset + entry.raw_length
         if posted.block is None:
-            return self._target.memory(np.arange(start // width, stop // width))
+            return self._target.memory(slice(start // width, stop // width))
         first = posted.batch.start * width
         return [memoryview(posted.block.bytes[start - first : stop - first])]
 

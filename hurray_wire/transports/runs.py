@@ -6,6 +6,7 @@ travel as one. NumPy over whole lists; nothing here knows an engine or a frame.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,9 +27,16 @@ class Runs(NamedTuple):
         """All bytes."""
         return int(self.length.sum())
 
+    def cut(self, ends: Int64Array, page_bytes: int) -> list[Runs]:
+        """The runs up to each of `ends`, numbers of pages at which runs end."""
+        stops = np.searchsorted(np.cumsum(self.length) // max(1, page_bytes), ends, "right")
+        return [Runs(*(part[a:b] for part in self)) for a, b in pairwise([0, *stops.tolist()])]
 
-def merged(source: Int64Array, target: Int64Array, page_bytes: int) -> Runs:
+
+def merged(source: Int64Array, target: Int64Array, page_bytes: int, ends: Int64Array | None = None) -> Runs:
     """Pages of `page_bytes` from address to address; those that follow one another at both ends are one run.
+
+    No run goes on over one of `ends`, numbers of pages.
 
     Example:
         >>> import numpy as np
@@ -39,6 +47,8 @@ def merged(source: Int64Array, target: Int64Array, page_bytes: int) -> Runs:
     if not source.size:
         return Runs(source, target, np.zeros(0, np.int64))
     apart = (source[1:] - source[:-1] != page_bytes) | (target[1:] - target[:-1] != page_bytes)
+    if ends is not None:
+        apart[ends[(ends > 0) & (ends < source.size)] - 1] = True
     bounds = np.concatenate(([0], np.flatnonzero(apart) + 1, [source.size]))
     first = bounds[:-1]
     return Runs(source[first], target[first], (bounds[1:] - first) * page_bytes)
@@ -64,6 +74,8 @@ def unfolded(first: Int64Array, pages: Int64Array, page_bytes: int) -> Int64Arra
         >>> unfolded(np.array([64, 8]), np.array([2, 1]), 8).tolist()
         [64, 72, 8]
     """
+    if first.size == 1:
+        return first + np.arange(pages.item()) * page_bytes
     begin = np.cumsum(pages) - pages
     within = np.arange(int(pages.sum())) - np.repeat(begin, pages)
     return np.repeat(first, pages) + within * page_bytes
