@@ -82,7 +82,7 @@ class Engine(ABC):
         """
 
     def rest(self, work: Any, seconds: float) -> None:
-        """Wait for the work to end, at most so long: for an engine that can be woken."""
+        """Wait for the work to end, or for about so long: an engine that can be woken may wait some milliseconds."""
         time.sleep(seconds)
 
     @abstractmethod

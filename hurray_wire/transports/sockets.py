@@ -7,12 +7,12 @@ travel in the clear.
 
 from __future__ import annotations
 
-import queue
 import socket
 import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from os import urandom
 from struct import Struct
 from typing import NamedTuple
@@ -24,29 +24,26 @@ from hurray_wire.errors import Code, TransferError
 from hurray_wire.transports.engine import Engine, Region
 from hurray_wire.transports.memory import region_bytes
 from hurray_wire.transports.runs import Runs
+from hurray_wire.transports.socket_reader import (
+    GRANTED,
+    MESSAGE,
+    READ,
+    REFUSED,
+    REQUEST,
+    VECTOR,
+    Reader,
+    Work,
+    fill,
+    past,
+)
 
 _HELLO = Struct("<4s16s")
-_ASK = Struct("<BIII")
-"""Kind; bytes of a message; or of a request, runs and keys."""
 _ACCESS = Struct("<qq16s")
 _MAGIC = b"HRTS"
-_MESSAGE, _READ = 1, 2
-_GRANTED, _REFUSED = b"\0", b"\1"
-_VECTOR = 512
 _MOST_RUNS = 1 << 22
 _CONNECT_SECONDS = 10.0
-
-
-class Work:
-    """Reads that have been asked for together."""
-
-    def __init__(self, peer: str, runs: Runs, keys: list[bytes]) -> None:
-        self.peer = peer
-        self.runs = runs
-        self.keys = keys
-        self.given_up = False
-        self.finished = threading.Event()
-        self.error: TransferError | None = None
+_REST_SECONDS = 2e-3
+"""Between two looks at messages while a read goes on, whose end is told at once: each look takes time from it."""
 
 
 class _Peer(NamedTuple):
@@ -74,8 +71,7 @@ class SocketEngine(Engine):
         self._regions: dict[bytes, tuple[Bytes, Region]] = {}
         self._heard: deque[tuple[str, bytes]] = deque()
         self._speaking: dict[str, socket.socket] = {}
-        self._reading: dict[str, socket.socket] = {}
-        self._queues: dict[str, queue.SimpleQueue[Work | None]] = {}
+        self._readers: dict[str, Reader] = {}
         self._accepted: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
@@ -120,11 +116,10 @@ class SocketEngine(Engine):
     def post(self, peer: str, runs: Runs) -> Work:
         if peer not in self._peers:
             raise TransferError(f"{peer} is not connected", code=Code.PEER_LOST, where="peer")
+        if peer not in self._readers:
+            self._readers[peer] = Reader(peer, partial(self._connected, peer), self._local)
         work = Work(peer, runs, list(dict.fromkeys(self._keys(peer, runs))))
-        if peer not in self._queues:
-            self._queues[peer] = queue.SimpleQueue()
-            self._start(self._read_all, peer)
-        self._queues[peer].put(work)
+        self._readers[peer].post(work)
         return work
 
     def _keys(self, peer: str, runs: Runs) -> Iterator[bytes]:
@@ -141,23 +136,17 @@ class SocketEngine(Engine):
         return True
 
     def rest(self, work: Work, seconds: float) -> None:
-        work.finished.wait(seconds)
+        work.finished.wait(max(seconds, _REST_SECONDS))
 
     def abandon(self, work: Work) -> bool:
-        work.given_up = True
-        if not work.finished.is_set():
-            with self._lock:
-                connection = self._reading.get(work.peer)
-            if connection is not None:
-                with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+        self._readers[work.peer].abandon(work)
         return work.finished.is_set()
 
     def tell(self, peer: str, message: bytes) -> None:
         try:
             if peer not in self._speaking:
                 self._speaking[peer] = self._connected(peer)
-            self._speaking[peer].sendall(_ASK.pack(_MESSAGE, len(message), 0, 0) + message)
+            self._speaking[peer].sendall(REQUEST.pack(MESSAGE, len(message), 0, 0) + message)
         except (OSError, KeyError) as error:
             broken = self._speaking.pop(peer, None)
             if broken is not None:
@@ -175,11 +164,11 @@ class SocketEngine(Engine):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
         self._threads[0].join()  # from here on nobody is accepted
-        for waiting in self._queues.values():
-            waiting.put(None)
+        for reader in self._readers.values():
+            reader.close(_CONNECT_SECONDS)
         with self._lock:
             self._regions.clear()
-            open_ones = [*self._speaking.values(), *self._reading.values(), *self._accepted]
+            open_ones = [*self._speaking.values(), *self._accepted]
         for connection in open_ones:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -187,8 +176,6 @@ class SocketEngine(Engine):
             thread.join(_CONNECT_SECONDS)
         for connection in open_ones:
             connection.close()
-
-    # Reading.
 
     def _connected(self, peer: str) -> socket.socket:
         host, port = self._peers[peer]
@@ -201,43 +188,6 @@ class SocketEngine(Engine):
             connection.close()
             raise
         return connection
-
-    def _read_all(self, peer: str) -> None:
-        """The thread that reads from one peer, request after request."""
-        while (work := self._queues[peer].get()) is not None:
-            try:
-                if not work.given_up:
-                    self._read(work)
-            except TransferError as error:
-                work.error = error
-            except OSError as error:
-                work.error = TransferError(f"{peer}: {error}", code=Code.PEER_LOST, where="peer")
-            finally:
-                if work.error is not None or work.given_up:
-                    self._drop(peer)
-                work.finished.set()
-
-    def _drop(self, peer: str) -> None:
-        with self._lock:
-            connection = self._reading.pop(peer, None)
-        if connection is not None:
-            connection.close()
-
-    def _read(self, work: Work) -> None:
-        connection = self._reading.get(work.peer)
-        if connection is None:
-            connection = self._connected(work.peer)
-            with self._lock:
-                self._reading[work.peer] = connection
-        runs = work.runs
-        pairs = np.stack([runs.source, runs.length], axis=1).astype("<i8").tobytes()
-        connection.sendall(_ASK.pack(_READ, 0, runs.source.size, len(work.keys)) + b"".join(work.keys) + pairs)
-        answer = bytearray(1)
-        _fill(connection, [memoryview(answer)])
-        if answer != _GRANTED:
-            raise TransferError(f"{work.peer} refuses its memory", code=Code.MEMORY_REFUSED, where="access")
-        places = zip(runs.target.tolist(), runs.length.tolist(), strict=True)
-        _fill(connection, [self._local(start, nbytes) for start, nbytes in places])
 
     def _local(self, start: int, nbytes: int) -> memoryview:
         """Registered memory of this end."""
@@ -270,10 +220,10 @@ class SocketEngine(Engine):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             magic, name = _HELLO.unpack(_exactly(connection, _HELLO.size))
             while magic == _MAGIC:
-                kind, length, runs, keys = _ASK.unpack(_exactly(connection, _ASK.size))
-                if kind == _MESSAGE and length <= self.message_bytes:
+                kind, length, runs, keys = REQUEST.unpack(_exactly(connection, REQUEST.size))
+                if kind == MESSAGE and length <= self.message_bytes:
                     self._heard.append((name.decode(), _exactly(connection, length)))
-                elif kind == _READ and runs <= _MOST_RUNS and keys <= _MOST_RUNS:
+                elif kind == READ and runs <= _MOST_RUNS and keys <= _MOST_RUNS:
                     self._answer(connection, runs, keys)
                 else:
                     break
@@ -291,37 +241,18 @@ class SocketEngine(Engine):
                 for start, nbytes in asked:
                     self._inside(allowed, start, nbytes)
         except TransferError:
-            connection.sendall(_REFUSED)
+            connection.sendall(REFUSED)
             return
-        connection.sendall(_GRANTED)
-        for at in range(0, len(asked), _VECTOR):
+        connection.sendall(GRANTED)
+        for at in range(0, len(asked), VECTOR):
             with self._lock:  # memory that has been deregistered meanwhile is not read
-                vector = [self._inside(allowed, start, nbytes) for start, nbytes in asked[at : at + _VECTOR]]
+                vector = [self._inside(allowed, start, nbytes) for start, nbytes in asked[at : at + VECTOR]]
             while vector:
-                vector = _past(vector, connection.sendmsg(vector))
-
-
-def _past(vector: list[memoryview], count: int) -> list[memoryview]:
-    """What is left of a vector after so many bytes."""
-    for i, piece in enumerate(vector):
-        if count < len(piece):
-            return [piece[count:], *vector[i + 1 :]]
-        count -= len(piece)
-    return []
-
-
-def _fill(connection: socket.socket, vector: list[memoryview]) -> None:
-    for at in range(0, len(vector), _VECTOR):
-        part = vector[at : at + _VECTOR]
-        while part:
-            count = connection.recvmsg_into(part)[0]
-            if not count:
-                raise ConnectionResetError("the connection ended in the middle of a transfer")
-            part = _past(part, count)
+                vector = past(vector, connection.sendmsg(vector))
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:
     data = bytearray(count)
     if count:
-        _fill(connection, [memoryview(data)])
+        fill(connection, [memoryview(data)])
     return bytes(data)
