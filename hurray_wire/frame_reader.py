@@ -247,11 +247,14 @@ def verify_section(head: Head, index: int, stored: Bytes | bytes) -> None:
 
 def verify_pieces(head: Head, index: int, stored: Sequence[Bytes | bytes | memoryview]) -> None:
     """Hold a section whose stored bytes lie in pieces to its checksum, where it has one."""
-    entry = head.table.records[index]
-    if not entry.flags & _CHECKSUM:
-        return
-    found, stated = digest_of(stored), head.checksums[index]
-    if found != stated:
+    if head.table.records[index].flags & _CHECKSUM:
+        verify_digest(head, index, digest_of(stored))
+
+
+def verify_digest(head: Head, index: int, found: int) -> None:
+    """Hold what a section's stored bytes were hashed to against its checksum, where it has one."""
+    entry, stated = head.table.records[index], head.checksums[index]
+    if entry.flags & _CHECKSUM and found != stated:
         kind = entry.kind
         name = SectionKind(kind).name.lower() if kind in set(SectionKind) else f"kind {kind:#04x}"
         offset = head.base + entry.offset

@@ -23,6 +23,7 @@ from hurray_wire.compression import default_threads
 from hurray_wire.errors import Code, TransferError
 from hurray_wire.indices import Int64Array
 from hurray_wire.receiving import destination, fetch_from_buffers, tables_only
+from hurray_wire.sections import digest_of
 from hurray_wire.tensor import BlockPagedTensor
 from hurray_wire.transports.batches import Batch, batches_of
 from hurray_wire.transports.checks import Checks
@@ -98,7 +99,8 @@ class Reading:
         self._came = 0
         self._posted: deque[Posted] = deque()
         self._blocks: list[Block] = []
-        self._landed: list[Posted] = []
+        self._landed: list[tuple[Posted, Block]] = []
+        self._digests: deque[tuple[int, int]] = deque()
         self._checks = Checks(None, 0)
         self._fetch: frame_reader.Fetch
         self._result: BlockPagedTensor | None = None
@@ -285,11 +287,12 @@ class Reading:
         self._checks.add(rest)
         yield from self._summed()
         self._checks.finish()
+        self._collect()
         return made[0]
 
     def _room(self) -> int:
         """Batches that may be asked for; blocks that wait for checksums take room, pages in place do not."""
-        return WINDOW - len(self._posted) - (len(self._landed) if self._addresses is None else 0)
+        return WINDOW - len(self._posted) - len(self._landed)
 
     def _owed(self) -> Steps:
         """Wait for checksums that the sender has not made yet."""
@@ -332,26 +335,25 @@ class Reading:
         self._posted.append(Posted(batch, work, runs.nbytes, block))
 
     def _land(self, posted: Posted) -> None:
-        """Verify a batch that has come, and place it if it is not in place."""
+        """Have a batch hashed that has come; one in a block waits for its checksums there."""
         self._came += posted.nbytes
-        if len(posted.batch.rows):
-            self._landed.append(posted)
+        if posted.batch.rows and posted.block is not None:
+            self._landed.append((posted, posted.block))
+        elif self._options.verify:
+            self._checks.add(partial(self._verify, rows, posted) for rows in posted.batch.parts())
         self._collect()
 
     def _collect(self) -> None:
-        """Have hashed what has come, once its checksums are known; an error is raised as soon as it is."""
-        if self._incoming.sums is not None or not self._options.verify:
+        """What the checksums allow, once they are known: judge what was hashed before, and place what is in blocks."""
+        sums = self._incoming.sums
+        if sums is not None:
+            while self._digests:
+                frame_reader.verify_digest(sums.head, *self._digests.popleft())
+        if sums is not None or not self._options.verify:
             landed, self._landed = self._landed, []
-            for posted in landed:
-                self._judge(posted)
+            for posted, block in landed:
+                self._place(posted, block)
         self._checks.look()
-
-    def _judge(self, posted: Posted) -> None:
-        """Hold a batch to its checksums, where it has landed; from a block, its pages then go to their places."""
-        if posted.block is not None:
-            self._place(posted, posted.block)
-        elif self._options.verify:
-            self._checks.add(partial(self._verify, rows, posted) for rows in posted.batch.parts())
 
     def _place(self, posted: Posted, block: Block) -> None:
         wanted = self._wanted[posted.batch.start : posted.batch.stop]
@@ -362,9 +364,13 @@ class Reading:
         block.release()
 
     def _verify(self, rows: range, posted: Posted) -> None:
-        found = self._incoming.sums or self._incoming.found
+        """Hash chunks where they have landed, and hold them to their checksums now or when these have come."""
         for row in rows:
-            frame_reader.verify_pieces(found.head, row, self._pieces(row, posted))
+            sums, pieces = self._incoming.sums, self._pieces(row, posted)
+            if sums is None:
+                self._digests.append((row, digest_of(pieces)))
+            else:
+                frame_reader.verify_pieces(sums.head, row, pieces)
 
     def _pieces(self, row: int, posted: Posted) -> list[memoryview]:
         """Where a chunk has landed."""
