@@ -6,10 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 from test_transports_faults import IDS, Scene, fails
 from transport_engine import Pair
 
 import hurray_wire as hw
+from hurray_wire.options import decode_options
+from hurray_wire.receiving import read_header
+from hurray_wire.sections import entry_offset
+from hurray_wire.tags import SectionKind
 from hurray_wire.transports.batches import batches_of
 from hurray_wire.transports.messages import PART, Kind, Message, parts_of
 
@@ -110,6 +115,20 @@ def test_checksums_of_another_tensor() -> None:
     scene, _ = without_sums()
     other = scene.tensor.replace(layer_index=7)
     sums = Message(Kind.SUMS, scene.outgoing.transfer, hw.encode_header(other, chunk_bytes=1))
+    scene.pair.receiver.heard += [("one", part) for part in parts_of(sums, 1 << 20)]
+    error = fails(lambda: read(scene))
+    assert (type(error), error.code) == (hw.FrameError, "section_cover")
+
+
+@pytest.mark.parametrize("kind", [SectionKind.DESCRIPTOR, SectionKind.SEQ_LENS, SectionKind.BLOCK_TABLE])
+def test_checksums_that_contradict_those_of_the_offer(kind: SectionKind) -> None:
+    scene, _ = without_sums()
+    header = bytearray(hw.encode_header(scene.tensor, chunk_bytes=1))
+    head = read_header(np.frombuffer(bytes(header), np.uint8), decode_options({}))
+    header[entry_offset(head.table.numbers(kind).start, "checksum", 0)] ^= 1
+    body = head.prologue.header_length - 8
+    header[body : body + 8] = xxhash.xxh3_64_intdigest(header[:body]).to_bytes(8, "little")
+    sums = Message(Kind.SUMS, scene.outgoing.transfer, bytes(header))
     scene.pair.receiver.heard += [("one", part) for part in parts_of(sums, 1 << 20)]
     error = fails(lambda: read(scene))
     assert (type(error), error.code) == (hw.FrameError, "section_cover")

@@ -229,6 +229,15 @@ def test_a_pool_without_pages() -> None:
     assert moved(pair, t, mine, []).num_seqs == 0
 
 
+@pytest.mark.parametrize("page", [(2, 1, 0), (2, 0, 8)])
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_pages_of_no_bytes(page: tuple[int, int, int], order: str) -> None:
+    pair, theirs, mine = Pair(), np.zeros((5, *page), np.float16), np.zeros((7, *page), f"{order}f2")
+    t = hw.BlockPagedTensor(theirs, block_table=range(5), seq_ptr=[0, 5], seq_lens=[10])
+    pair.one.register(theirs), pair.other.register(mine)
+    assert moved(pair, t, mine, range(2, 7)).block_table.tolist() == [2, 3, 4, 5, 6]
+
+
 @pytest.mark.parametrize("message_bytes", [64, 100, 4096])
 def test_long_offers_travel_in_parts(message_bytes: int) -> None:
     pair, theirs, mine = Pair(message_bytes=message_bytes), pool_of(9), pool_of(20)

@@ -92,7 +92,7 @@ class Prepared:
     def _scrubbed(self, pages: PageSource, addresses: Int64Array) -> Int64Array:
         """The pages' addresses; those that scrubbing changes lie in a block."""
         dirty = pages.scrubbed()
-        clean = np.delete(addresses, dirty)
+        clean = np.delete(addresses, dirty) if dirty.size else addresses
         regions = self._memory.holding(clean, pages.page_bytes)
         if clean.size and not regions:
             raise ValueError("the pool is not registered with this endpoint: register it once, then send")

@@ -224,14 +224,17 @@ class Reading:
     def _wants(self) -> Iterator[Wanted]:
         """What to ask the engine for, batch by batch; targets count from the block's first byte where one is needed."""
         batches, width = batches_of(self._incoming.found), self._incoming.found.descriptor.page_bytes
-        pages = np.flatnonzero(self._wanted)
+        if not batches:
+            return iter(())
+        pages, source, target = np.flatnonzero(self._wanted), self._sources, self._addresses
         ends = np.searchsorted(pages, np.array([batch.stop for batch in batches], np.int64))
-        if self._addresses is None:
+        if target is None:
             starts = np.array([batch.start for batch in batches], np.int64)
-            target = (pages - np.repeat(starts, np.diff(ends, prepend=0))) * width
-        else:
-            target = self._addresses[pages]
-        runs = merged(self._sources[pages], target, width, ends)
+            target = np.arange(self._wanted.size) - np.repeat(starts, [batch.stop - batch.start for batch in batches])
+            target *= width
+        if pages.size < self._wanted.size:
+            source, target = source[pages], target[pages]
+        runs = merged(source, target, width, ends)
         parts = (pages[a:b] for a, b in pairwise([0, *ends.tolist()]))
         return map(Wanted, batches, parts, runs.cut(ends, width))
 
