@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,11 +24,11 @@ from hurray_wire.indices import Int64Array
 from hurray_wire.receiving import destination, fetch_from_buffers, tables_only
 from hurray_wire.sections import digest_of
 from hurray_wire.tensor import BlockPagedTensor
-from hurray_wire.transports.batches import Batch, batches_of
+from hurray_wire.transports.batches import Batch, Wanted, wanted_batches
 from hurray_wire.transports.checks import Checks
 from hurray_wire.transports.memory import Block, Held
 from hurray_wire.transports.messages import Kind, Message
-from hurray_wire.transports.runs import Runs, merged, unfolded, wire_pages
+from hurray_wire.transports.runs import Runs, unfolded, wire_pages
 
 if TYPE_CHECKING:
     from hurray_wire.transports.endpoints import Endpoint
@@ -43,14 +42,6 @@ _ASK_SECONDS = 0.2
 
 Steps = Generator[bool, None, Any]
 """Yields True where something went forward, False where it waits for the engine."""
-
-
-class Wanted(NamedTuple):
-    """A batch, the numbers of its pages that are wanted, and where they come from and go to."""
-
-    batch: Batch
-    pages: Int64Array
-    runs: Runs
 
 
 class Posted(NamedTuple):
@@ -218,25 +209,7 @@ class Reading:
 
     def _run(self) -> Steps:
         parts = yield from self._tables()
-        adopted = yield from self._pages(parts)
-        return BlockPagedTensor.of_parts(adopted)
-
-    def _wants(self) -> Iterator[Wanted]:
-        """What to ask the engine for, batch by batch; targets count from the block's first byte where one is needed."""
-        batches, width = batches_of(self._incoming.found), self._incoming.found.descriptor.page_bytes
-        if not batches:
-            return iter(())
-        pages, source, target = np.flatnonzero(self._wanted), self._sources, self._addresses
-        ends = np.searchsorted(pages, np.array([batch.stop for batch in batches], np.int64))
-        if target is None:
-            starts = np.array([batch.start for batch in batches], np.int64)
-            target = np.arange(self._wanted.size) - np.repeat(starts, [batch.stop - batch.start for batch in batches])
-            target *= width
-        if pages.size < self._wanted.size:
-            source, target = source[pages], target[pages]
-        runs = merged(source, target, width, ends)
-        parts = (pages[a:b] for a, b in pairwise([0, *ends.tolist()]))
-        return map(Wanted, batches, parts, runs.cut(ends, width))
+        return BlockPagedTensor.of_parts((yield from self._pages(parts)))
 
     def _tables(self) -> Steps:
         """Tables and scales, and every check that needs no page."""
@@ -269,9 +242,9 @@ class Reading:
 
     def _pages(self, parts: Parts) -> Steps:
         """Batch after batch; those that have come are hashed while others come, and the parts made the receiver's."""
-        waiting = deque(self._wants())
+        waiting = deque(wanted_batches(self._incoming.found, self._wanted, self._sources, self._addresses))
         made: list[Parts] = []
-        rest = [lambda: made.append(self._target.adopted(parts))]
+        adopt = [lambda: made.append(self._target.adopted(parts))]
         if self._options.verify:
             total = self._incoming.found.descriptor.buffers[0].byte_size
             self._checks = self._endpoint.checks(default_threads(total, self._options.threads) - 1)
@@ -280,14 +253,14 @@ class Reading:
                 self._post(waiting.popleft())
                 while self._posted and self._is_there(self._posted[0]):  # some engines copy before they return
                     self._land(self._posted.popleft())
-                self._checks.add(rest)
-                rest = []
+                self._checks.add(adopt)
+                adopt = []
                 yield True
             elif self._posted:
                 yield from self._arrived()
             else:
                 yield from self._owed()
-        self._checks.add(rest)
+        self._checks.add(adopt)
         yield from self._summed()
         self._checks.finish()
         self._collect()
