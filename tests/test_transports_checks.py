@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -141,6 +142,59 @@ def test_threads_that_cannot_be_had_cost_speed_only(
     checks.add([lambda: done.append(1)])
     assert done == [1]
     checks.finish()
+
+
+@pytest.mark.parametrize("threads", [4])
+def test_a_job_counts_until_it_has_ended_whatever_became_of_its_thread(
+    executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An executor that cannot start a second thread has taken the calls already: its first thread runs them."""
+    start, started = threading.Thread.start, []
+
+    def refuse(thread: threading.Thread) -> None:
+        started.append(thread)
+        if len(started) > 1:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    entered, leave = threading.Event(), threading.Event()
+
+    def fail() -> None:
+        entered.set()
+        leave.wait(10)
+        raise ValueError("not whole")
+
+    def finished() -> None:
+        checks.add([fail, *[lambda: entered.wait(10)] * 8])  # the first is the one thread's
+        checks.finish()
+
+    timer = threading.Timer(0.2, leave.set)
+    timer.start()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    checks = Checks(executor, 4)
+    with pytest.raises(ValueError, match="not whole"):
+        finished()
+    assert len(started) > 1
+
+
+@pytest.mark.parametrize("threads", [3])
+def test_no_more_threads_help_than_were_asked_for(executor: ThreadPoolExecutor) -> None:
+    inside, most, lock = 0, 0, threading.Lock()
+
+    def job() -> None:
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        time.sleep(0.001)
+        with lock:
+            inside -= 1
+
+    checks = Checks(executor, 1)
+    for _ in range(30):
+        checks.add([job, job])
+    checks.drop()
+    assert most == 1
 
 
 def test_threads_that_have_ended_cost_speed_only(executor: ThreadPoolExecutor) -> None:

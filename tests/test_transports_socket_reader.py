@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import socket
+import time
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -175,3 +178,52 @@ def test_a_reader_that_is_closed_stops_in_the_middle(peer: Peer) -> None:
     peer.reader.close(SECONDS)
     assert ended(one) == "peer_lost"
     assert len(peer.connections) == 1
+
+
+def test_whatever_goes_wrong_is_said_and_those_behind_it_are_read(peer: Peer) -> None:
+    class Broken(Work):
+        def request(self) -> bytes:
+            raise MemoryError("no room for it")
+
+    one = Broken("peer", Runs(*[np.array([1])] * 3), [])
+    peer.reader.post(one)
+    other = peer.post(0, 10)
+    assert ended(one) == "transfer_failed"
+    peer.reconnected(2)
+    peer.request()
+    peer.answer(GRANTED + b"b" * 10)
+    assert ended(other) is None
+
+
+def test_what_has_been_read_cannot_be_given_up_any_more(peer: Peer) -> None:
+    one = peer.post(0, 10)
+    peer.request()
+    peer.answer(GRANTED + b"a" * 10)
+    assert ended(one) is None
+    assert peer.reader.abandon(one)
+    other = peer.post(10, 10)
+    peer.request()
+    peer.answer(GRANTED + b"b" * 10)
+    assert (ended(other), len(peer.connections)) == (None, 1)
+
+
+def test_what_is_not_being_read_is_let_go_of_at_once(peer: Peer) -> None:
+    one, other = peer.post(0, 10), peer.post(10, 10)
+    peer.request()
+    assert peer.reader.abandon(other)
+    assert not peer.reader.abandon(one)
+    assert one.finished.wait(SECONDS)
+    assert peer.reader.abandon(one)
+
+
+def test_a_thread_that_waits_keeps_nothing_of_what_failed(peer: Peer) -> None:
+    one = peer.post(0, 10)
+    peer.request()
+    peer.answer(REFUSED)
+    assert ended(one) == "memory_refused"
+    gone = weakref.ref(one)
+    del one
+    deadline = time.monotonic() + SECONDS
+    while gone() is not None and time.monotonic() < deadline:
+        gc.collect()
+    assert gone() is None

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, Future, wait
-from contextlib import suppress
+from concurrent.futures import Executor
+from threading import Condition
 
 Job = Callable[[], object]
 
@@ -17,9 +17,12 @@ Job = Callable[[], object]
 class Checks:
     """Jobs shared with some threads of an executor, which an endpoint keeps between transfers.
 
+    What has become of a job is counted here, not asked of the executor: one that cannot start a thread may have taken
+    the call all the same, and run it later.
+
     Args:
         executor: None where nothing is to be shared: jobs are done as they are added.
-        threads: how many it has.
+        threads: how many of it help at a time.
 
     Example:
         >>> from concurrent.futures import ThreadPoolExecutor
@@ -36,17 +39,31 @@ class Checks:
         self._executor = executor
         self._threads = threads
         self._jobs: deque[Job] = deque()
-        self._helpers: list[Future[None]] = []
+        self._turn = Condition()
+        self._called = 0  # threads that have been called, and have not left since
+        self._busy = 0  # jobs that have been begun, and have not ended
         self._error: BaseException | None = None
 
-    def _work(self) -> None:
-        with suppress(IndexError):
-            while self._error is None:
-                job = self._jobs.popleft()
-                try:
-                    job()
-                except BaseException as error:
-                    self._error = error
+    def _take(self, leaving: int) -> Job | None:
+        """The next job; where there is none the caller leaves, in the same breath, so that none is overlooked."""
+        with self._turn:
+            if self._jobs and self._error is None:
+                self._busy += 1
+                return self._jobs.popleft()
+            self._called -= leaving
+            return None
+
+    def _work(self, leaving: int = 0) -> None:
+        while (job := self._take(leaving)) is not None:
+            try:
+                job()
+            except BaseException as error:
+                self._error = error
+            finally:
+                del job  # what it holds is not kept by a thread that waits
+                with self._turn:
+                    self._busy -= 1
+                    self._turn.notify_all()
 
     def add(self, jobs: Iterable[Job]) -> None:
         """Have them done: at once where there are no threads.
@@ -54,18 +71,20 @@ class Checks:
         Raises:
             Whatever a job that was done so far has raised.
         """
-        self._jobs += jobs
+        with self._turn:
+            self._jobs += jobs
+            missing = min(self._threads - self._called, len(self._jobs))
+            self._called += missing
         if self._executor is None:
             self._work()
-        elif self._jobs:
-            self._call(self._executor)
+        else:
+            self._call(self._executor, missing)
         self.look()
 
-    def _call(self, executor: Executor) -> None:
-        """Have the threads look again: one that is about to leave may not have seen the jobs that are new."""
-        self._helpers = [helper for helper in self._helpers if not helper.done()]
+    def _call(self, executor: Executor, count: int) -> None:
         try:
-            self._helpers += [executor.submit(self._work) for _ in range(min(self._threads, len(self._jobs)))]
+            for _ in range(count):
+                executor.submit(self._work, 1)
         except RuntimeError:  # threads that cannot be had cost speed only
             self._work()
 
@@ -81,10 +100,15 @@ class Checks:
             Whatever a job has raised.
         """
         self._work()
-        wait(self._helpers)
+        self._settle()
         self.look()
 
     def drop(self) -> None:
         """Do nothing more; wait for what is being done."""
-        self._jobs.clear()
-        wait(self._helpers)
+        with self._turn:
+            self._jobs.clear()
+        self._settle()
+
+    def _settle(self) -> None:
+        with self._turn:
+            self._turn.wait_for(lambda: not self._busy)

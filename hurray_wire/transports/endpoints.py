@@ -29,6 +29,7 @@ _NAP = 100e-6
 _LONGEST_NAP = 2e-3
 _SLEPT_OVER = 1 / 32
 """Of what has been waited for, at most so much more by a nap that is too long."""
+_MOST_HELPERS = 256
 _GRACE = 2.0
 """Seconds that an engine is given to stop a transfer that has been given up."""
 
@@ -57,7 +58,8 @@ class Endpoint:
         self._incoming: dict[tuple[str, int], Incoming] = {}
         self._next = int.from_bytes(os.urandom(6), "little")
         self._stuck: list[Held] = []
-        self._helpers: dict[int, Executor] = {}
+        self._ended: list[int] = []
+        self._helpers: Executor | None = None
         self._lock = threading.RLock()
         self._closed = False
 
@@ -84,6 +86,7 @@ class Endpoint:
         Raises:
             TransferError: `memory_refused`: the engine does not take it.
         """
+        self._check_open()
         number, region = self.memory.add(span_of(pool))
         return Registration(self, number, region)
 
@@ -91,8 +94,14 @@ class Endpoint:
         """The end of a `Registration`: what was offered out of it is withdrawn first."""
         for outgoing in [o for o in self._outgoing.values() if o.uses(region)]:
             outgoing.cancel()
-        if not self._closed and not self._stuck:  # what an engine may write to still stays where it is
-            self.memory.remove(number)
+        if not self._closed:
+            self._ended.append(number)
+            self._remove_ended()
+
+    def _remove_ended(self) -> None:
+        """What an engine may write to still stays where it is."""
+        while self._ended and not self._stuck:
+            self.memory.remove(self._ended.pop())
 
     def check_registered(self, addresses: Int64Array, nbytes: int) -> None:
         """ValueError unless `nbytes` at every address are registered."""
@@ -113,6 +122,7 @@ class Endpoint:
             ValueError: the pool is not registered. KeyError: no such peer.
             TransferError: `peer_lost`. All else as `encode_header`.
         """
+        self._check_open()
         if peer not in self._peers:
             raise KeyError(f"{peer} is not connected")
         prepared = Prepared(self.memory, tensor, encode_options(options))
@@ -168,9 +178,13 @@ class Endpoint:
         """Jobs for a reading to share with so many threads, which are kept for the next one."""
         if threads < 1:
             return Checks(None, 0)
-        if threads not in self._helpers:
-            self._helpers[threads] = ThreadPoolExecutor(threads, "hurray_wire transfer")
-        return Checks(self._helpers[threads], threads)
+        if self._helpers is None:
+            self._helpers = ThreadPoolExecutor(_MOST_HELPERS, "hurray_wire transfer")  # as many as are called
+        return Checks(self._helpers, threads)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError("the endpoint is closed")
 
     # Messages.
 
@@ -196,8 +210,7 @@ class Endpoint:
     def poll(self) -> None:
         """Hear what peers say: how their readings ended, what they offer and take back."""
         with self._lock:
-            if self._closed:
-                raise ValueError("the endpoint is closed")
+            self._check_open()
             if self._stuck:
                 self._let_go()
             for peer, data in self.engine.hear():
@@ -260,17 +273,22 @@ class Endpoint:
         Blocks are given back as the engine lets go of them.
         """
         self._stuck += works
-        with suppress(TimeoutError):
-            self.until(self._let_go, _GRACE, "")
-        return any(held in self._stuck for held in works)
 
-    def _let_go(self) -> bool:
+        def ended() -> bool:
+            self._let_go()
+            return not any(held in self._stuck for held in works)
+
+        with suppress(TimeoutError):
+            self.until(ended, _GRACE, "")
+        return not ended()
+
+    def _let_go(self) -> None:
         free = [held for held in self._stuck if self.engine.abandon(held.work)]
         self._stuck = [held for held in self._stuck if held not in free]
         for held in free:
             if held.block is not None:
                 held.block.release()
-        return not self._stuck
+        self._remove_ended()
 
     # The end.
 
@@ -285,8 +303,8 @@ class Endpoint:
         for outgoing in list(self._outgoing.values()):
             outgoing.cancel()
         self._closed = True
-        for executor in self._helpers.values():
-            executor.shutdown()
+        if self._helpers is not None:
+            self._helpers.shutdown()
         self.engine.close()
 
     def __enter__(self) -> Self:

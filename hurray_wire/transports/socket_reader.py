@@ -76,12 +76,14 @@ class Reader:
         """Read it after those that were posted before."""
         self._posted.put(work)
 
-    def abandon(self, work: Work) -> None:
-        """Do not read it; where it is being read, the connection ends in the middle."""
+    def abandon(self, work: Work) -> bool:
+        """Do not read it; where it is being read, the connection ends in the middle. True once nothing is written."""
         with self._lock:
             work.given_up = True
-            if self._now is work:
-                self._hang_up()
+            if self._now is not work:
+                return True
+            self._hang_up()
+            return False
 
     def close(self, seconds: float) -> None:
         """Read nothing more; wait for the thread, at most so long."""
@@ -101,13 +103,12 @@ class Reader:
     def _run(self) -> None:
         while (work := self._first()) is not None and not self._closed:
             with self._lock:
-                self._now = work
-            if self._asked or not work.given_up:
+                self._now = None if work.given_up and not self._asked else work
+            if self._now is not None:
                 self._do(work)
-            with self._lock:
-                self._now = None
             self._next.popleft()
             work.finished.set()
+            del work  # what its error's traceback holds is not kept while the thread waits
         self._drop()
 
     def _first(self) -> Work | None:
@@ -124,7 +125,12 @@ class Reader:
             work.error = error
         except OSError as error:
             work.error = TransferError(f"{self._peer}: {error}", code=Code.PEER_LOST, where="peer")
-        if work.error is not None or work.given_up:
+        except Exception as error:  # those behind it are still to be read
+            work.error = TransferError(f"{self._peer}: {error!r}", where="transfer")
+        with self._lock:  # what is given up from here on has been read
+            self._now = None
+            broken = work.error is not None or work.given_up
+        if broken:
             self._drop()
         else:
             self._asked -= 1
@@ -145,7 +151,9 @@ class Reader:
 
     def _read(self, work: Work) -> None:
         connection = self._connected()
-        if work.given_up or self._closed:
+        if self._closed:
+            raise ConnectionAbortedError("the endpoint is closed")
+        if work.given_up:
             return
         if not self._asked:
             self._asked, self._unsent = 1, memoryview(work.request())

@@ -80,7 +80,7 @@ class SocketEngine(Engine):
     def _start(self, work: object, *arguments: object) -> None:
         thread = threading.Thread(target=work, args=arguments, name="hurray_wire sockets", daemon=True)  # type: ignore[arg-type]
         thread.start()
-        self._threads.append(thread)
+        self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
 
     # The engine.
 
@@ -90,6 +90,7 @@ class SocketEngine(Engine):
     def connect(self, address: bytes) -> str:
         try:
             name, host, port = address.decode().split(" ")
+            host.encode("idna")
             self._peers[name] = _Peer(host, int(port))
         except ValueError:
             message = f"{address[:80]!r} is no address of a socket engine"
@@ -139,15 +140,14 @@ class SocketEngine(Engine):
         work.finished.wait(max(seconds, _REST_SECONDS))
 
     def abandon(self, work: Work) -> bool:
-        self._readers[work.peer].abandon(work)
-        return work.finished.is_set()
+        return self._readers[work.peer].abandon(work)
 
     def tell(self, peer: str, message: bytes) -> None:
         try:
             if peer not in self._speaking:
                 self._speaking[peer] = self._connected(peer)
             self._speaking[peer].sendall(REQUEST.pack(MESSAGE, len(message), 0, 0) + message)
-        except (OSError, KeyError) as error:
+        except (OSError, OverflowError, KeyError) as error:
             broken = self._speaking.pop(peer, None)
             if broken is not None:
                 broken.close()
@@ -216,20 +216,28 @@ class SocketEngine(Engine):
             self._start(self._serve, connection)
 
     def _serve(self, connection: socket.socket) -> None:
-        with suppress(OSError, TransferError):
+        try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             magic, name = _HELLO.unpack(_exactly(connection, _HELLO.size))
-            while magic == _MAGIC:
-                kind, length, runs, keys = REQUEST.unpack(_exactly(connection, REQUEST.size))
-                if kind == MESSAGE and length <= self.message_bytes:
-                    self._heard.append((name.decode(), _exactly(connection, length)))
-                elif kind == READ and runs <= _MOST_RUNS and keys <= _MOST_RUNS:
-                    self._answer(connection, runs, keys)
-                else:
-                    break
-        with self._lock:
-            self._accepted.discard(connection)
-        connection.close()
+            while magic == _MAGIC and self._served(connection, name.decode()):
+                pass
+        except (OSError, TransferError, ValueError):
+            pass  # whoever it is speaks something else
+        finally:
+            with self._lock:
+                self._accepted.discard(connection)
+            connection.close()
+
+    def _served(self, connection: socket.socket, name: str) -> bool:
+        """Do what is asked next; False for what cannot be."""
+        kind, length, runs, keys = REQUEST.unpack(_exactly(connection, REQUEST.size))
+        if kind == MESSAGE and length <= self.message_bytes:
+            self._heard.append((name, _exactly(connection, length)))
+        elif kind == READ and runs <= _MOST_RUNS and keys <= _MOST_RUNS:
+            self._answer(connection, runs, keys)
+        else:
+            return False
+        return True
 
     def _answer(self, connection: socket.socket, runs: int, keys: int) -> None:
         named = _exactly(connection, 16 * keys)
