@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from transport_engine import Pair, Switches, whole
 
 import hurray_wire as hw
+from hurray_wire.arrays import address
 from hurray_wire.transports import Incoming, Reading
 from hurray_wire.transports.messages import MAGIC, PART, Kind, Message, Offer, build_offer, parse_offer, parts_of
 
@@ -31,7 +32,7 @@ class Scene:
         self.theirs = np.random.default_rng(2).integers(0, 99, (PAGES, *PAGE)).astype(np.float16)
         self.mine = np.full((20, *PAGE), 77, np.float16)
         self.registration = self.pair.one.register(self.theirs)
-        self.pair.other.register(self.mine)
+        self.mine_registered = self.pair.other.register(self.mine)
         self.tensor = hw.BlockPagedTensor(self.theirs, block_table=range(PAGES), seq_ptr=[0, 4, 9], seq_lens=[16, 18])
         self.outgoing = self.pair.one.send(self.pair.peer, self.tensor, **{"chunk_bytes": 1, "threads": 1} | sending)
 
@@ -277,9 +278,15 @@ def test_an_engine_that_does_not_let_go_keeps_its_memory(monkeypatch: pytest.Mon
     assert len(scene.pair.other._stuck) == 1
     scene.pair.other.poll()
     assert len(scene.pair.other._stuck) == 1
+    blocks = len(scene.pair.receiver.regions) - 1
+    scene.mine_registered.close()
+    assert len(scene.pair.receiver.regions) == 1 + blocks
+    with pytest.raises(ValueError, match="not registered"):
+        scene.pair.other.check_registered(np.array([address(scene.mine)]), 1)
     scene.pair.receiver.switches.stubborn = False
     scene.pair.other.poll()
     assert scene.pair.other._stuck == []
+    assert len(scene.pair.receiver.regions) == blocks
 
 
 def test_a_sender_waits_no_longer_than_it_is_told() -> None:

@@ -41,8 +41,7 @@ class Peer:
 
     def request(self, connection: int = -1) -> list[tuple[int, int]]:
         """The next request's runs."""
-        while not self.connections:
-            pass
+        self.connected(1)
         kind, _, runs, keys = REQUEST.unpack(self._exactly(REQUEST.size, connection))
         assert (kind, self._exactly(16 * keys, connection)) == (READ, bytes(16))
         return [tuple(pair) for pair in np.frombuffer(self._exactly(16 * runs, connection), "<i8").reshape(-1, 2)]
@@ -55,10 +54,12 @@ class Peer:
     def answer(self, data: bytes, connection: int = -1) -> None:
         self.connections[connection].sendall(data)
 
-    def reconnected(self, count: int) -> None:
+    def connected(self, count: int) -> None:
         """Wait for the connection of that number."""
+        deadline = time.monotonic() + SECONDS
         while len(self.connections) < count:
-            pass
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
 
 
 @pytest.fixture
@@ -120,7 +121,7 @@ def test_one_that_is_given_up_before_its_turn_ends_nobody_else(peer: Peer) -> No
     peer.reader.abandon(other)
     peer.answer(b"a" * 5)
     assert (ended(one), ended(other)) == (None, None)
-    peer.reconnected(2)
+    peer.connected(2)
     assert peer.request() == [(20, 10)]
     peer.answer(GRANTED + b"c" * 10)
     assert ended(third) is None
@@ -149,7 +150,7 @@ def test_one_that_is_given_up_in_the_middle_is_cut_short_and_the_next_asked_for_
     peer.request()
     peer.reader.abandon(one)
     assert one.finished.wait(SECONDS)
-    peer.reconnected(2)
+    peer.connected(2)
     assert peer.request() == [(10, 10)]
     peer.answer(GRANTED + b"b" * 10)
     assert ended(other) is None
@@ -164,7 +165,7 @@ def test_what_was_asked_for_behind_a_failure_is_asked_for_again(peer: Peer, answ
     if not answer:
         peer.connections[0].close()
     assert ended(one) == ("memory_refused" if answer else "peer_lost")
-    peer.reconnected(2)
+    peer.connected(2)
     assert peer.request() == [(10, 10)]
     peer.answer(GRANTED + b"b" * 10)
     assert ended(other) is None
@@ -189,7 +190,7 @@ def test_whatever_goes_wrong_is_said_and_those_behind_it_are_read(peer: Peer) ->
     peer.reader.post(one)
     other = peer.post(0, 10)
     assert ended(one) == "transfer_failed"
-    peer.reconnected(2)
+    peer.connected(2)
     peer.request()
     peer.answer(GRANTED + b"b" * 10)
     assert ended(other) is None

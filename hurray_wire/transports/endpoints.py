@@ -12,6 +12,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from hurray_wire.arrays import Bytes
 from hurray_wire.errors import HurrayWireError, TransferError
 from hurray_wire.indices import Int64Array
 from hurray_wire.options import Decoding, Sending, decode_options, encode_options
@@ -58,7 +59,7 @@ class Endpoint:
         self._incoming: dict[tuple[str, int], Incoming] = {}
         self._next = int.from_bytes(os.urandom(6), "little")
         self._stuck: list[Held] = []
-        self._ended: list[int] = []
+        self._withdrawn: list[tuple[Region, Bytes]] = []
         self._helpers: Executor | None = None
         self._lock = threading.RLock()
         self._closed = False
@@ -95,13 +96,13 @@ class Endpoint:
         for outgoing in [o for o in self._outgoing.values() if o.uses(region)]:
             outgoing.cancel()
         if not self._closed:
-            self._ended.append(number)
-            self._remove_ended()
+            self._withdrawn.append(self.memory.withdraw(number))
+            self._deregister_withdrawn()
 
-    def _remove_ended(self) -> None:
-        """What an engine may write to still stays where it is."""
-        while self._ended and not self._stuck:
-            self.memory.remove(self._ended.pop())
+    def _deregister_withdrawn(self) -> None:
+        """What an engine may write to still stays registered, and alive."""
+        while self._withdrawn and not self._stuck:
+            self.engine.deregister(self._withdrawn.pop()[0])
 
     def check_registered(self, addresses: Int64Array, nbytes: int) -> None:
         """ValueError unless `nbytes` at every address are registered."""
@@ -288,7 +289,7 @@ class Endpoint:
         for held in free:
             if held.block is not None:
                 held.block.release()
-        self._remove_ended()
+        self._deregister_withdrawn()
 
     # The end.
 

@@ -80,10 +80,9 @@ class Memory:
         self._regions[self._next] = region, memory
         return self._next, region
 
-    def remove(self, number: int) -> None:
-        """Take registered memory back."""
-        region, _ = self._regions.pop(number)
-        self._engine.deregister(region)
+    def withdraw(self, number: int) -> tuple[Region, Bytes]:
+        """Memory that nothing new is to use; it stays registered until the engine is told otherwise."""
+        return self._regions.pop(number)
 
     def holding(self, addresses: Int64Array, nbytes: int) -> list[Region]:
         """The caller's regions that hold `nbytes` at every address; none where one lies outside of all."""
