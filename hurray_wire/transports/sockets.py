@@ -63,7 +63,6 @@ class SocketEngine(Engine):
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         self._name = urandom(8).hex()
-        self._key = 0
         self._server = socket.create_server((host, port))
         self._host, self._port = self._server.getsockname()[:2]
         self._peers: dict[str, _Peer] = {}
