@@ -63,7 +63,9 @@ PLAIN = Environment(".venv")
 MODEL = Environment(".venv-model", pins="model-pins.txt")
 STORES = Environment(".venv-stores", "dev,stores")
 # NIXL asks for torch and builds for two CUDAs, gigabytes of which arrays in host memory need nothing.
-TRANSPORTS = Environment(".venv-transports", "dev,mooncake", alone=("nixl==1.5.1", "nixl-cu12==1.5.1"))
+NIXL = ("nixl==1.5.1", "nixl-cu12==1.5.1")
+TRANSPORTS = Environment(".venv-transports", "dev,mooncake", alone=NIXL)
+MODEL_TRANSPORTS = Environment(".venv-model-transports", "dev,mooncake", pins="model-pins.txt", alone=NIXL)
 
 
 def run(*command: str | Path) -> None:
@@ -136,11 +138,22 @@ def stores() -> None:
 
 def transports() -> None:
     """A cache moved over NIXL, Mooncake and sockets, and the tests of those engines."""
-    python = TRANSPORTS.ready()
-    if subprocess.run([python, "-c", "import mooncake.engine"], capture_output=True, check=False).returncode:
-        print("Mooncake needs libraries of the system; on Debian: apt-get install libibverbs1 libnuma1", flush=True)
+    _look_for_libraries(TRANSPORTS.ready())
     TRANSPORTS.python("examples/transports.py")
     TRANSPORTS.python("-m", "pytest", "-rs", "tests/test_transports_real.py", "tests/test_transports_store.py")
+
+
+def model_transports() -> None:
+    """The real model with its cache over NIXL, then over Mooncake, then over sockets."""
+    _look_for_libraries(MODEL_TRANSPORTS.ready())
+    for name in ("nixl", "mooncake", "socket"):
+        print(f"== {name}", flush=True)
+        MODEL_TRANSPORTS.python("examples/transformers_prefill_decode.py", "--transport", name)
+
+
+def _look_for_libraries(python: Path) -> None:
+    if subprocess.run([python, "-c", "import mooncake.engine"], capture_output=True, check=False).returncode:
+        print("Mooncake needs libraries of the system; on Debian: apt-get install libibverbs1 libnuma1", flush=True)
 
 
 def fuzz() -> None:
@@ -160,6 +173,7 @@ JOBS: dict[str, Callable[[], None]] = {
     "model-tests": model_tests,
     "stores": stores,
     "transports": transports,
+    "model-transports": model_transports,
 }
 
 
@@ -167,7 +181,7 @@ def main() -> None:
     """Run the jobs that are named."""
     names = sys.argv[1:]
     if not names or not set(names) <= JOBS.keys():
-        told = "\n".join(f"  {name:12} {(job.__doc__ or '').splitlines()[0]}" for name, job in JOBS.items())
+        told = "\n".join(f"  {name:16} {(job.__doc__ or '').splitlines()[0]}" for name, job in JOBS.items())
         sys.exit(f"usage: python3 tools/run.py JOB ...\n{told}")
     if sys.version_info < (3, 11):  # noqa: UP036 - run by whatever python3 is
         sys.exit("Python 3.11 or newer is needed")
