@@ -386,12 +386,13 @@ def _decoded_table(found: Described, buffer: int, stored: Bytes, options: Decode
 # Whole frames in memory.
 
 
-def read_frame_head(data: Bytes, offset: int, limits: Limits) -> Head:
-    """Stages 2 and 3 of the frame at `offset`, all of whose bytes must be there."""
+def read_frame_head(data: Bytes, offset: int, limits: Limits, *, whole: bool = True) -> Head:
+    """Stages 2 and 3 of the frame at `offset`, all of whose bytes must be there, or those of its header."""
     prologue = read_prologue(data[offset : offset + PROLOGUE_PLAN.size].tobytes(), offset, limits)
+    needed = prologue.frame_length if whole else prologue.header_length
     available = data.size - offset
-    if available < prologue.frame_length:
-        raise truncated(prologue.frame_length, available, offset, "frame_length")
+    if available < needed:
+        raise truncated(needed, available, offset, "frame_length" if whole else "header_length")
     header = data[offset : offset + prologue.header_length].tobytes()
     return read_head(header, prologue, offset)
 

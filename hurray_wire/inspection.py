@@ -217,14 +217,10 @@ def inspect_bare(raw: Bytes, offset: int, options: DecodeOptions, *, base: int |
 
 def inspect_frame(raw: Bytes, offset: int, options: DecodeOptions) -> Inspection:
     """The header of a frame, its small sections and its section table."""
-    prologue = frame_reader.read_prologue(raw[offset : offset + PROLOGUE_PLAN.size].tobytes(), offset, options.limits)
-    available = raw.size - offset
-    if available < prologue.header_length:
-        raise frame_reader.truncated(prologue.header_length, available, offset, "header_length")
-    head = frame_reader.read_head(raw[offset : offset + prologue.header_length].tobytes(), prologue, offset)
+    head = frame_reader.read_frame_head(raw, offset, options.limits, whole=False)
     if head.closing:
         return inspection_of(head, None, b"", raw[offset:])
-    needed = small_end(head.table)
+    available, needed = raw.size - offset, small_end(head.table)
     if available < needed:
         raise frame_reader.truncated(needed, available, offset, "sections")
     found, small = frame_reader.describe(head, frame_reader.fetch_from(raw, offset), options, tables=False)

@@ -36,7 +36,6 @@ from hurray_wire.options import DecodeOptions, Decoding, check_expected, decode_
 from hurray_wire.payload import resized
 from hurray_wire.quantization import PerBlockAffine
 from hurray_wire.sections import BUFFERS, header_bytes, small_end
-from hurray_wire.structs.frame import PROLOGUE_PLAN
 from hurray_wire.tags import Codec, SectionKind
 from hurray_wire.tensor import BlockPagedTensor
 
@@ -80,17 +79,9 @@ def decode_parts(header: Any, buffers: Sequence[Any], **options: Unpack[Decoding
     return BlockPagedTensor.of_parts(frame_reader.finish(found, small, fetch, chosen))
 
 
-def read_header(raw: Bytes, options: DecodeOptions) -> frame_reader.Head:
-    """The first three stages of a frame whose buffers travel by other means, from its header."""
-    prologue = frame_reader.read_prologue(raw[: PROLOGUE_PLAN.size].tobytes(), 0, options.limits)
-    if raw.size < prologue.header_length:
-        raise frame_reader.truncated(prologue.header_length, raw.size, 0, "header_length")
-    return frame_reader.read_head(raw[: prologue.header_length].tobytes(), prologue, 0)
-
-
 def described_header(raw: Bytes, options: DecodeOptions) -> tuple[frame_reader.Described, frame_reader.Small]:
     """The first seven stages of a frame whose buffers travel by other means, from its header; tables are not there."""
-    head = read_header(raw, options)
+    head = frame_reader.read_frame_head(raw, 0, options.limits, whole=False)
     frame_reader.refuse_closing(head)
     _refuse_compressed(head)
     _refuse_left_behind(head)

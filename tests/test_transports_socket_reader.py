@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import socket
-import time
 import weakref
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from plugin_helpers import until
 
 from hurray_wire.transports.runs import Runs
 from hurray_wire.transports.socket_reader import GRANTED, READ, REFUSED, REQUEST, Reader, Work, fill
@@ -56,10 +56,14 @@ class Peer:
 
     def connected(self, count: int) -> None:
         """Wait for the connection of that number."""
-        deadline = time.monotonic() + SECONDS
-        while len(self.connections) < count:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        until(lambda: len(self.connections) >= count)
+
+    def reads_again(self, work: Work) -> None:
+        """The second connection is for the bytes from 10 to 20."""
+        self.connected(2)
+        assert self.request() == [(10, 10)]
+        self.answer(GRANTED + b"b" * 10)
+        assert ended(work) is None
 
 
 @pytest.fixture
@@ -150,10 +154,7 @@ def test_one_that_is_given_up_in_the_middle_is_cut_short_and_the_next_asked_for_
     peer.request()
     peer.reader.abandon(one)
     assert one.finished.wait(SECONDS)
-    peer.connected(2)
-    assert peer.request() == [(10, 10)]
-    peer.answer(GRANTED + b"b" * 10)
-    assert ended(other) is None
+    peer.reads_again(other)
     assert peer.memory[10:20] == b"b" * 10
 
 
@@ -165,10 +166,7 @@ def test_what_was_asked_for_behind_a_failure_is_asked_for_again(peer: Peer, answ
     if not answer:
         peer.connections[0].close()
     assert ended(one) == ("memory_refused" if answer else "peer_lost")
-    peer.connected(2)
-    assert peer.request() == [(10, 10)]
-    peer.answer(GRANTED + b"b" * 10)
-    assert ended(other) is None
+    peer.reads_again(other)
 
 
 def test_a_reader_that_is_closed_stops_in_the_middle(peer: Peer) -> None:
@@ -188,12 +186,9 @@ def test_whatever_goes_wrong_is_said_and_those_behind_it_are_read(peer: Peer) ->
 
     one = Broken("peer", Runs(*[np.array([1])] * 3), [])
     peer.reader.post(one)
-    other = peer.post(0, 10)
+    other = peer.post(10, 10)
     assert ended(one) == "transfer_failed"
-    peer.connected(2)
-    peer.request()
-    peer.answer(GRANTED + b"b" * 10)
-    assert ended(other) is None
+    peer.reads_again(other)
 
 
 def test_what_has_been_read_cannot_be_given_up_any_more(peer: Peer) -> None:
@@ -224,7 +219,4 @@ def test_a_thread_that_waits_keeps_nothing_of_what_failed(peer: Peer) -> None:
     assert ended(one) == "memory_refused"
     gone = weakref.ref(one)
     del one
-    deadline = time.monotonic() + SECONDS
-    while gone() is not None and time.monotonic() < deadline:
-        gc.collect()
-    assert gone() is None
+    until(lambda: gc.collect() >= 0 and gone() is None)

@@ -11,8 +11,8 @@ from test_transports_faults import IDS, Scene, fails
 from transport_engine import Pair
 
 import hurray_wire as hw
-from hurray_wire.options import decode_options
-from hurray_wire.receiving import read_header
+from hurray_wire.frame_reader import read_frame_head
+from hurray_wire.options import DEFAULT_LIMITS
 from hurray_wire.sections import entry_offset
 from hurray_wire.tags import SectionKind
 from hurray_wire.transports.batches import batches_of
@@ -124,7 +124,7 @@ def test_checksums_of_another_tensor() -> None:
 def test_checksums_that_contradict_those_of_the_offer(kind: SectionKind) -> None:
     scene, _ = without_sums()
     header = bytearray(hw.encode_header(scene.tensor, chunk_bytes=1))
-    head = read_header(np.frombuffer(bytes(header), np.uint8), decode_options({}))
+    head = read_frame_head(np.frombuffer(bytes(header), np.uint8), 0, DEFAULT_LIMITS, whole=False)
     header[entry_offset(head.table.numbers(kind).start, "checksum", 0)] ^= 1
     body = head.prologue.header_length - 8
     header[body : body + 8] = xxhash.xxh3_64_intdigest(header[:body]).to_bytes(8, "little")

@@ -20,12 +20,11 @@ import numpy as np
 from hurray_wire.arrays import Bytes, as_bytes
 from hurray_wire.codec import encode_parts
 from hurray_wire.errors import Code, FrameError, HurrayWireError, StoreError, TruncatedError
-from hurray_wire.frame_reader import read_head, read_prologue
+from hurray_wire.frame_reader import read_frame_head
 from hurray_wire.integrations.redis_parts import PartsSource, Record, cuts, sliced
 from hurray_wire.options import DEFAULT_LIMITS, Limits, Sending
 from hurray_wire.receiving import decode_into
 from hurray_wire.stream import Frame, open_frame
-from hurray_wire.structs.frame import PROLOGUE_PLAN
 from hurray_wire.tensor import BlockPagedTensor
 
 __all__ = ["RedisStore"]
@@ -104,8 +103,7 @@ class RedisStore:
     def _cut(self, pieces: Sequence[memoryview]) -> tuple[Record, Any]:
         """What the key names, and the parts' values one by one."""
         arrays = [as_bytes(piece) for piece in pieces]
-        prologue = read_prologue(arrays[0][: PROLOGUE_PLAN.size].tobytes(), 0, DEFAULT_LIMITS)
-        places = cuts(read_head(arrays[0][: prologue.header_length].tobytes(), prologue, 0), self._part_bytes)
+        places = cuts(read_frame_head(arrays[0], 0, DEFAULT_LIMITS, whole=False), self._part_bytes)
         front, *parts, back = sliced(arrays, places)
         lengths = tuple(np.diff(places[1:-1]).tolist())
         record = Record(os.urandom(8).hex(), lengths, _joined(front), _joined(back))

@@ -31,6 +31,7 @@ _LONGEST_NAP = 2e-3
 _SLEPT_OVER = 1 / 32
 """Of what has been waited for, at most so much more by a nap that is too long."""
 _MOST_HELPERS = 256
+"""Threads that hash for all readings together; as many are started as readings call for."""
 _GRACE = 2.0
 """Seconds that an engine is given to stop a transfer that has been given up."""
 
@@ -85,7 +86,7 @@ class Endpoint:
         """Register memory, once, to be sent from and read into: an array, strided or not; kept alive until closed.
 
         Raises:
-            TransferError: `memory_refused`: the engine does not take it.
+            TransferError: `memory_refused`: the engine does not take it. ValueError: the endpoint is closed.
         """
         self._check_open()
         number, region = self.memory.add(span_of(pool))
@@ -120,7 +121,7 @@ class Endpoint:
             options: pages, scrub, checksum, alignment, chunk_bytes, threads, as `encode_header` takes them.
 
         Raises:
-            ValueError: the pool is not registered. KeyError: no such peer.
+            ValueError: the pool is not registered, or the endpoint closed. KeyError: no such peer.
             TransferError: `peer_lost`. All else as `encode_header`.
         """
         self._check_open()
@@ -180,7 +181,7 @@ class Endpoint:
         if threads < 1:
             return Checks(None, 0)
         if self._helpers is None:
-            self._helpers = ThreadPoolExecutor(_MOST_HELPERS, "hurray_wire transfer")  # as many as are called
+            self._helpers = ThreadPoolExecutor(_MOST_HELPERS, "hurray_wire transfer")
         return Checks(self._helpers, threads)
 
     def _check_open(self) -> None:

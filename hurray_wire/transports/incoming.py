@@ -9,11 +9,11 @@ from hurray_wire.arrays import Bytes, as_bytes
 from hurray_wire.descriptor import TensorDescriptor
 from hurray_wire.errors import Code, FrameError, HurrayWireError, TransferError
 from hurray_wire.forms import PREFIX_BYTES, Form, identify
-from hurray_wire.frame_reader import Described, Head
+from hurray_wire.frame_reader import Described, Head, read_frame_head
 from hurray_wire.inspection import Inspection, inspection_of
 from hurray_wire.memory import allocated
 from hurray_wire.options import DecodeOptions
-from hurray_wire.receiving import described_header, read_header
+from hurray_wire.receiving import described_header
 from hurray_wire.tensor import BlockPagedTensor
 from hurray_wire.transports.messages import Kind, Message, Offer, bare_refused, check_runs
 from hurray_wire.transports.reading import Reading
@@ -130,11 +130,11 @@ class Incoming:
         Raises:
             FrameError: `section_cover`: it is not; `header_checksum` and all else of the first three stages.
         """
-        old, new = self.found.head, read_header(raw, self.options)
+        old, new = self.found.head, read_frame_head(raw, 0, self.options.limits, whole=False)
         start = old.prologue.header_length
         same = (
             old.prologue == new.prologue
-            and _extents(old) == _extents(new)
+            and _without_checksums(old) == _without_checksums(new)
             and all(mine in (0, theirs) for mine, theirs in zip(old.checksums, new.checksums, strict=True))
             and raw[start:].tobytes() == self._raw[start:].tobytes()
         )
@@ -161,7 +161,7 @@ class Incoming:
                 self.finish(Kind.STOPPED)
 
 
-def _extents(head: Head) -> bytes:
+def _without_checksums(head: Head) -> bytes:
     """All of a section table but its checksums and whether there are any."""
     entries = head.table.entries.copy()
     entries["flags"] = 0

@@ -244,27 +244,31 @@ class Reading:
         """Batch after batch; those that have come are hashed while others come, and the parts made the receiver's."""
         waiting = deque(wanted_batches(self._incoming.found, self._wanted, self._sources, self._addresses))
         made: list[Parts] = []
-        adopt = [lambda: made.append(self._target.adopted(parts))]
         if self._options.verify:
             total = self._incoming.found.descriptor.buffers[0].byte_size
             self._checks = self._endpoint.checks(default_threads(total, self._options.threads) - 1)
+        if waiting:
+            self._ask(waiting.popleft())
+        self._checks.add([lambda: made.append(self._target.adopted(parts))])
+        yield True
         while waiting or self._posted:
             if waiting and self._room() > 0:
-                self._post(waiting.popleft())
-                while self._posted and self._is_there(self._posted[0]):  # some engines copy before they return
-                    self._land(self._posted.popleft())
-                self._checks.add(adopt)
-                adopt = []
+                self._ask(waiting.popleft())
                 yield True
             elif self._posted:
                 yield from self._arrived()
             else:
                 yield from self._owed()
-        self._checks.add(adopt)
         yield from self._summed()
         self._checks.finish()
         self._collect()
         return made[0]
+
+    def _ask(self, wanted: Wanted) -> None:
+        """Post a batch, and take what is there: some engines copy before they return."""
+        self._post(wanted)
+        while self._posted and self._is_there(self._posted[0]):
+            self._land(self._posted.popleft())
 
     def _room(self) -> int:
         """Batches that may be asked for; blocks that wait for checksums take room, pages in place do not."""

@@ -89,7 +89,7 @@ class SocketEngine(Engine):
     def connect(self, address: bytes) -> str:
         try:
             name, host, port = address.decode().split(" ")
-            host.encode("idna")
+            host.encode("idna")  # as connecting does: ValueError for what can be no name
             self._peers[name] = _Peer(host, int(port))
         except ValueError:
             message = f"{address[:80]!r} is no address of a socket engine"
@@ -146,7 +146,7 @@ class SocketEngine(Engine):
             if peer not in self._speaking:
                 self._speaking[peer] = self._connected(peer)
             self._speaking[peer].sendall(REQUEST.pack(MESSAGE, len(message), 0, 0) + message)
-        except (OSError, OverflowError, KeyError) as error:
+        except (OSError, KeyError) as error:
             broken = self._speaking.pop(peer, None)
             if broken is not None:
                 broken.close()
